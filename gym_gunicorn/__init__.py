@@ -1,0 +1,11 @@
+"""gunicorn with many workers, for apps that keep a session's state in memory.
+
+Each session's requests reach the worker that holds it. See README.md.
+"""
+
+from gym_gunicorn.disconnect import CancelOnDisconnect
+from gym_gunicorn.routing import SessionRouting
+from gym_gunicorn.stamp import SessionStamp, session_owner
+from gym_gunicorn.worker import RoutingWorker
+
+__all__ = ["CancelOnDisconnect", "RoutingWorker", "SessionRouting", "SessionStamp", "session_owner"]

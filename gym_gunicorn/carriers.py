@@ -1,0 +1,101 @@
+"""Carriers: where a request names the owner of its session.
+
+A carrier reads the header list of an ASGI scope, believes only what is signed,
+and only an owner ID in its exact form. It knows nothing of routing.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from itsdangerous import TimestampSigner
+from itsdangerous.exc import BadSignature
+from starlette.requests import cookie_parser
+
+from gym_gunicorn.owner import is_owner_id
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+# Verified cookies are remembered, since verifying one takes about ten times as
+# long as looking it up. 4,096 entries of at most 2 KiB bound the memory at
+# 8 MiB a worker, whatever callers send; longer cookies are verified each time.
+_CACHED_COOKIES = 4096
+_CACHED_COOKIE_LENGTH = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a carrier says that is present in a request.
+
+    ``owner`` is an owner ID, or ``None`` where the carrier is not validly
+    signed, has expired, or names no owner.
+    """
+
+    owner: str | None
+
+
+NO_OWNER = Carried(None)
+
+
+class Carrier(Protocol):
+    """One place where a request can name its owner."""
+
+    def read(self, headers: Headers) -> Carried | None:
+        """Return what the carrier says, or ``None`` where it is not present.
+
+        ``headers`` is the header list of an ASGI scope: pairs of bytes, names
+        in lower case. Never raises, whatever the bytes are.
+        """
+        ...
+
+
+class SessionCookie:
+    """The cookie of Starlette's ``SessionMiddleware``, read as Starlette reads it.
+
+    Args:
+        signer: the signer that ``SessionMiddleware`` signs its cookie with.
+        name: the cookie's name.
+        max_age: seconds for which a signature is valid, or ``None`` for ever.
+        owner_key: the key of the session under which the owner ID is kept.
+    """
+
+    def __init__(self, signer: TimestampSigner, name: str, max_age: int | None, owner_key: str) -> None:
+        self.name = name
+        self.max_age = max_age
+        self._signer = signer
+        self._owner_key = owner_key
+        self._verified = lru_cache(_CACHED_COOKIES)(self._verify)
+
+    def read(self, headers: Headers) -> Carried | None:
+        # Several Cookie fields are read like one, and of several cookies with
+        # one name the last counts: starlette.requests.HTTPConnection.cookies.
+        value: str | None = None
+        for name, field in headers:
+            if name == b"cookie":
+                value = cookie_parser(field.decode("latin-1")).get(self.name, value)
+        if value is None:
+            return None
+        verify = self._verified if len(value) <= _CACHED_COOKIE_LENGTH else self._verify
+        carried, signed_at = verify(value)
+        if carried.owner is None or self.max_age is None:
+            return carried
+        # Judged anew at each request, so that what is remembered can't outlive
+        # max_age; the bounds are those of itsdangerous.TimestampSigner.unsign.
+        if 0 <= self._signer.get_timestamp() - signed_at <= self.max_age:
+            return carried
+        return NO_OWNER
+
+    def _verify(self, value: str) -> tuple[Carried, int]:
+        """Return what the cookie says, and when it was signed (Unix seconds)."""
+        try:
+            data, signed = self._signer.unsign(value.encode("utf-8"), return_timestamp=True)
+            session = json.loads(b64decode(data))
+        except (BadSignature, ValueError, OverflowError, RecursionError):
+            return NO_OWNER, 0
+        owner = session.get(self._owner_key) if isinstance(session, dict) else None
+        return (Carried(owner) if is_owner_id(owner) else NO_OWNER), int(signed.timestamp())

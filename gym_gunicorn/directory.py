@@ -1,0 +1,176 @@
+"""The socket directory: made by an arbiter, held by a lock, removed by whoever is last.
+
+Every arbiter and worker keeps the directory itself open with a shared lock
+(flock(2)). A worker has its arbiter's open file, so the lock lasts as long as
+either of them lives. Who gets the exclusive lock knows that nobody else is there.
+A locked directory is also left alone by systemd-tmpfiles, which empties /tmp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+
+from gym_gunicorn.owner import new_owner_id
+from gym_gunicorn.sockets import MAX_PATH, socket_path, unlink
+
+PREFIX = "gym-gunicorn-"
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class DirectoryError(RuntimeError):
+    """The socket directory can't be made or joined. The message says why and what to do."""
+
+
+class SocketDirectory:
+    """A socket directory that this process holds a shared lock on.
+
+    Make one with ``create`` or ``join``. ``path`` is its absolute path, and
+    ``descriptor`` the open file that carries the lock.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    @classmethod
+    def create(cls, parent: str, uid: int, gid: int) -> SocketDirectory:
+        """Make a directory below ``parent`` that only ``uid`` may enter, and lock it.
+
+        Raises:
+            DirectoryError: it can't be made there, or a socket's path would be too long.
+        """
+        parent = os.path.abspath(parent)
+        longest = socket_path(os.path.join(parent, PREFIX + "x" * 8), new_owner_id())
+        if len(os.fsencode(longest)) > MAX_PATH:
+            raise DirectoryError(
+                f"the socket directory can't be made in {parent!r}: a socket's path there would have "
+                f"{len(os.fsencode(longest))} bytes, and Unix sockets allow {MAX_PATH}. "
+                "Set SessionRouting(directory=...) to a folder with a shorter path."
+            )
+        while True:
+            try:
+                path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+                descriptor = os.open(path, _OPEN)
+                if (uid, gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(descriptor, uid, gid)
+            except OSError as error:
+                raise DirectoryError(
+                    f"the socket directory can't be made in {parent!r}: {error.strerror}. "
+                    "Make that folder writable, or set SessionRouting(directory=...) to another one."
+                ) from error
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if _is_at(path, descriptor):
+                return cls(path, descriptor)
+            # A sweeper was faster than the lock.
+            os.close(descriptor)
+
+    @classmethod
+    def join(cls, inherited: str) -> SocketDirectory:
+        """Take over the directory of the arbiter that started this one (SIGUSR2).
+
+        ``inherited`` is what ``inheritance`` returned there; the lock came with it.
+
+        Raises:
+            DirectoryError: the directory is not there any more.
+        """
+        try:
+            number, path = inherited.split(":", 1)
+            descriptor = int(number)
+            os.set_inheritable(descriptor, False)
+            if not _is_at(path, descriptor):
+                raise DirectoryError(f"the old arbiter's socket directory {path!r} is gone")
+        except (ValueError, OSError) as error:
+            raise DirectoryError(f"the old arbiter's socket directory can't be joined: {error}") from error
+        return cls(path, descriptor)
+
+    def inheritance(self) -> str:
+        """Let the open file and its lock outlive an ``exec``, and return what ``join`` needs."""
+        os.set_inheritable(self.descriptor, True)
+        return f"{self.descriptor}:{self.path}"
+
+    def socket_path(self, owner_id: str) -> str:
+        """Return the path of the private socket of the worker ``owner_id``."""
+        return socket_path(self.path, owner_id)
+
+    def leave(self, wait: float = 0.0, force: bool = False) -> bool:
+        """Give up the lock, and remove the directory if nobody else holds it.
+
+        Tries for ``wait`` seconds, for processes that are just ending. With ``force``
+        the directory is removed then all the same: the caller knows that whoever
+        holds it serves nobody. Returns whether the directory is gone.
+        """
+        if self.descriptor < 0:
+            return not os.path.exists(self.path)
+        # Closed, never unlocked: workers and arbiter share one open file and its lock.
+        os.close(self.descriptor)
+        self.descriptor = -1
+        deadline = time.monotonic() + wait
+        while not _remove_if_unheld(self.path):
+            if time.monotonic() >= deadline:
+                if force:
+                    _remove(self.path)
+                return force
+            time.sleep(0.02)
+        return True
+
+
+def sweep(parent: str, uids: set[int]) -> list[str]:
+    """Remove the socket directories in ``parent`` that belong to ``uids`` and that nobody holds.
+
+    Returns the paths that were removed.
+    """
+    removed = []
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if not entry.name.startswith(PREFIX):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode) and status.st_uid in uids and _remove_if_unheld(entry.path):
+                    removed.append(entry.path)
+    return removed
+
+
+def _remove_if_unheld(path: str) -> bool:
+    """Remove the directory if nobody holds a lock on it; return whether it is gone."""
+    try:
+        with _opened(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, descriptor):
+                _remove(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(path):
+            unlink(os.path.join(path, name))
+        os.rmdir(path)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, _OPEN)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    """Tell whether ``path`` still leads to the open directory ``descriptor``."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

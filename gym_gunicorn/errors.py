@@ -1,0 +1,32 @@
+"""Why a request could not be answered by its owner.
+
+Whatever goes wrong between two workers is turned into one of these at one place,
+in the forwarder; the router turns them into answers.
+"""
+
+from __future__ import annotations
+
+
+class ForwardError(Exception):
+    """A request was not answered by its owner. ``owner_id`` says whose it was."""
+
+    def __init__(self, owner_id: str, cause: str) -> None:
+        super().__init__(f"owner {owner_id}: {cause}")
+        self.owner_id = owner_id
+        self.cause = cause
+
+
+class Gone(ForwardError):
+    """The owner is dead, or is stopping and takes no more: the session is lost."""
+
+
+class Busy(ForwardError):
+    """The owner is alive and can't take the request now. It was not run."""
+
+
+class Broken(ForwardError):
+    """The owner is alive, but the exchange broke before a reply. The request may have been run."""
+
+
+class Truncated(ForwardError):
+    """The exchange broke after the reply began, so that no other answer can be given."""

@@ -1,0 +1,184 @@
+"""Passes a request to its owner's private socket, and streams the reply back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Protocol
+
+import aiohttp
+from starlette.types import Message, Receive, Scope, Send
+
+from gym_gunicorn import wire
+from gym_gunicorn.disconnect import CancelOnDisconnect
+from gym_gunicorn.errors import Broken, Truncated
+from gym_gunicorn.peer import DEATH, Peer
+from gym_gunicorn.sockets import socket_path
+from gym_gunicorn.websocket import websocket_exchange
+
+
+class Forwarder(Protocol):
+    """A way to other workers. A leaner one can take the place of aiohttp's.
+
+    ``finished`` counts the HTTP exchanges that have ended, however they ended.
+    """
+
+    finished: int
+
+    async def http(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have an HTTP request answered by the worker ``owner_id``.
+
+        Returns when the reply is complete, or when the caller has left.
+
+        Raises:
+            Gone, Busy, Broken: nothing has been sent to the caller.
+            Truncated: the reply began, and can't be completed.
+        """
+        ...
+
+    async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a WebSocket handled by the worker ``owner_id``. Raises as ``http`` does."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections, whoever uses them."""
+        ...
+
+
+class CallerLeft(Exception):
+    """The caller disconnected before its request was complete."""
+
+
+class AiohttpForwarder:
+    """Forwards over HTTP with aiohttp, on kept connections.
+
+    What leads to an owner is opened with the first request for it and closed when its
+    process has ended, so that a gone owner leaves nothing behind.
+
+    Args:
+        directory: the socket directory.
+        max_forwards: how many exchanges may be in flight to one owner at once.
+    """
+
+    def __init__(self, directory: str, max_forwards: int) -> None:
+        self.finished = 0
+        self._directory = directory
+        self._max_forwards = max_forwards
+        self._peers: dict[str, Peer] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    async def http(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            peer = self._peer(owner_id)
+            with peer.exchange():
+                await CancelOnDisconnect(partial(_http_exchange, peer))(scope, receive, send)
+        finally:
+            self.finished += 1
+
+    async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        peer = self._peer(owner_id)
+        with peer.exchange():
+            await websocket_exchange(peer, scope, receive, send)
+
+    async def close(self) -> None:
+        watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+    def _peer(self, owner_id: str) -> Peer:
+        peer = self._peers.get(owner_id)
+        if peer is None:
+            try:
+                peer = Peer(owner_id, socket_path(self._directory, owner_id), self._max_forwards)
+            except OSError as error:
+                raise Broken(owner_id, f"its socket can't be connected to ({error})") from error
+            self._peers[owner_id] = peer
+            watcher = asyncio.create_task(self._watch(peer))
+            self._watchers.add(watcher)
+            watcher.add_done_callback(self._watchers.discard)
+        return peer
+
+    async def _watch(self, peer: Peer) -> None:
+        """Wait for the end of the owner's process, then close what leads to it."""
+        try:
+            await peer.ended.wait()
+            self._peers.pop(peer.owner_id, None)
+            await asyncio.sleep(DEATH)
+        finally:
+            await peer.close()
+
+
+async def _http_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
+    body, length = _request_body(scope, receive)
+    response: aiohttp.ClientResponse | None = None
+    try:
+        try:
+            response = await peer.request(scope["method"], scope, body, length)
+            reply = _reply(response)
+        except (aiohttp.ClientError, OSError, wire.WireError) as error:
+            if _caused_by_caller(error):
+                return
+            raise await peer.verdict(error) from error
+        await send(reply)
+        more_body = True
+        while more_body:
+            try:
+                chunk = await response.content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                if _caused_by_caller(error):
+                    return
+                raise Truncated(peer.owner_id, f"the exchange broke after the reply began ({error!r})") from error
+            more_body = not response.content.at_eof()
+            await send({"type": "http.response.body", "body": chunk, "more_body": more_body})
+    finally:
+        if response is not None:
+            # A complete reply has given its connection back; any other's is of no more use.
+            response.close()
+
+
+def _request_body(scope: Scope, receive: Receive) -> tuple[AsyncIterator[bytes] | None, str | None]:
+    """Return the request's body and its length, as far as the caller announced them (RFC 9112, section 6.3)."""
+    length: str | None = None
+    announced = False
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = value.decode("latin-1").strip()
+            announced = True
+        elif name == b"transfer-encoding":
+            announced = True
+    if not announced or length == "0":
+        return None, None
+    return _body(receive), length
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    more_body = True
+    while more_body:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            # Not a return: aiohttp would end the body, and the owner would take the
+            # part for the whole.
+            raise CallerLeft
+        more_body = message.get("more_body", False)
+        if message.get("body"):
+            yield message["body"]
+
+
+def _caused_by_caller(error: BaseException) -> bool:
+    return isinstance(error.__cause__, CallerLeft)
+
+
+def _reply(response: aiohttp.ClientResponse) -> Message:
+    """Return the reply's ``http.response.start`` event.
+
+    Raises:
+        WireError: the owner speaks another version.
+    """
+    head = response.headers.get(wire.REPLY_FIELD.decode())
+    if head is not None:
+        return wire.decode_reply(head)
+    # The owner's server answers by itself where the app raised: as it is.
+    headers = [(name.lower(), value) for name, value in response.raw_headers]
+    return {"type": "http.response.start", "status": response.status, "headers": headers}

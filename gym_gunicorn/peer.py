@@ -1,0 +1,149 @@
+"""One owner as another worker sees it: kept connections, and whether its process lives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import aiohttp
+import yarl
+from starlette.types import Scope
+
+from gym_gunicorn import wire
+from gym_gunicorn.disconnect import expects_continue
+from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone
+from gym_gunicorn.sockets import connect_failure, listener_process
+
+# Seconds. The private server keeps idle connections longer than this, so that it is
+# always the forwarding side that closes them, and no request meets a closed one.
+KEEP_ALIVE = 30
+
+# Seconds. The kernel ends a process piece by piece: a connection can break a moment
+# before the process counts as dead. Also how long an exchange with a dead owner may
+# go on: what the owner had sent is still being read, but a child that it forked may
+# hold the connection open for ever.
+DEATH = 0.5
+
+# Methods on whose meaning every HTTP library agrees, and targets that the client leaves
+# as they are. Others travel as POST and as "/": the handler sees what the head holds.
+_PLAIN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PLAIN_TARGET = re.compile(rb"/[!$-~]*")
+
+# What aiohttp would otherwise limit to 8,190 bytes: a reply's head is one field.
+_MAX_FIELD = 2**24
+
+
+class Peer:
+    """Connections to the worker ``owner_id``, which listens at ``path``.
+
+    Must be made within a running event loop.
+
+    Args:
+        max_forwards: how many exchanges may be in flight at once.
+
+    Raises:
+        Gone, Busy, OSError: as ``gym_gunicorn.sockets.listener_process``.
+    """
+
+    def __init__(self, owner_id: str, path: str, max_forwards: int) -> None:
+        self.owner_id = owner_id
+        self.path = path
+        self.ended = asyncio.Event()
+        self._in_flight = 0
+        self._max_forwards = max_forwards
+        self._pidfd = listener_process(owner_id, path)
+        if self._pidfd is not None:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._stop_watching)
+        self._retired = False
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path, limit=0, keepalive_timeout=KEEP_ALIVE),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            auto_decompress=False,
+            max_line_size=_MAX_FIELD,
+            max_field_size=_MAX_FIELD,
+        )
+        # aiohttp (3.14) sends an idempotent request again when a kept connection breaks,
+        # and has no public switch for it. Here nothing is ever sent twice.
+        self.session._retry_connection = False
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Count one exchange in flight.
+
+        Raises:
+            Busy: ``max_forwards`` exchanges are in flight.
+        """
+        if self._in_flight >= self._max_forwards:
+            raise Busy(self.owner_id, f"{self._in_flight} forwards to it are in flight")
+        self._in_flight += 1
+        try:
+            yield
+        except Gone:
+            # Where no pidfd tells of the death, this is the only news of it.
+            self._retired = self._pidfd is None
+            raise
+        finally:
+            self._in_flight -= 1
+            if self._retired and not self._in_flight:
+                self.ended.set()
+
+    async def request(
+        self, method: str, scope: Scope, body: AsyncIterator[bytes] | None, length: str | None = None
+    ) -> aiohttp.ClientResponse:
+        """Send the request of ``scope`` and return the response when its head has come.
+
+        ``body`` is streamed; ``length`` is its length in bytes, where that is known. Where
+        the caller waits for ``100 Continue``, so does the body.
+
+        Raises:
+            aiohttp.ClientError, OSError: the exchange failed; ``verdict`` says what it means.
+        """
+        target = scope["raw_path"]
+        if scope["query_string"]:
+            target += b"?" + scope["query_string"]
+        if _PLAIN_TARGET.fullmatch(target) is None:
+            target = b"/"
+        headers = {wire.HEAD_FIELD.decode(): wire.encode_head(scope)}
+        if length is not None:
+            headers["Content-Length"] = length
+        return await self.session.request(
+            method if method in _PLAIN_METHODS else "POST",
+            yarl.URL("http://owner" + target.decode("ascii"), encoded=True),
+            data=body,
+            headers=headers,
+            allow_redirects=False,
+            expect100=body is not None and expects_continue(scope),
+        )
+
+    async def verdict(self, error: Exception) -> ForwardError:
+        """Say what it means for the session that an exchange failed before the reply began."""
+        if isinstance(error, aiohttp.ClientOSError) and (failure := connect_failure(self.owner_id, error)):
+            return failure
+        try:
+            pidfd = listener_process(self.owner_id, self.path)
+            if pidfd is not None:
+                os.close(pidfd)
+            async with asyncio.timeout(DEATH):
+                await self.ended.wait()
+        except Gone as gone:
+            return gone
+        except (TimeoutError, Busy, OSError):
+            return Broken(self.owner_id, f"the exchange broke before the reply ({error!r})")
+        return Gone(self.owner_id, "its process died before it replied")
+
+    async def close(self) -> None:
+        """Close all connections, whoever uses them."""
+        self._stop_watching()
+        await self.session.close()
+
+    def _stop_watching(self) -> None:
+        self.ended.set()
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None

@@ -1,0 +1,297 @@
+"""``SessionRouting``: the configuration, whose methods are gunicorn's server hooks."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
+
+from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
+from itsdangerous import TimestampSigner
+
+from gym_gunicorn.carriers import SessionCookie
+from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
+from gym_gunicorn.discovery import discover
+from gym_gunicorn.forwarder import AiohttpForwarder
+from gym_gunicorn.owner import new_owner_id
+from gym_gunicorn.private import PrivateApp, PrivateServer
+from gym_gunicorn.router import SessionRouter
+from gym_gunicorn.server import Routed
+from gym_gunicorn.settings import Routing, Settings
+from gym_gunicorn.sockets import bind_private_socket, unlink
+from gym_gunicorn.worker import RoutingWorker
+
+# How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
+_INHERITED = "GYM_GUNICORN_DIRECTORY"
+
+_P = ParamSpec("_P")
+
+
+class ConfigurationError(RuntimeError):
+    """A server can't be started as it is configured. gunicorn prints the message and exits with 1."""
+
+
+@dataclass
+class _State:
+    """What an arbiter keeps over reloads of its configuration."""
+
+    directory: SocketDirectory | None = None
+    announced: bool = False
+
+
+def _contained(hook: Callable[Concatenate[SessionRouting, Any, _P], None]) -> Callable[..., None]:
+    """Log what a hook raises, for gunicorn would go down with it."""
+
+    @functools.wraps(hook)
+    def contained(self: SessionRouting, source: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            hook(self, source, *args, **kwargs)
+        except Exception:
+            source.log.exception("gym-gunicorn: the hook %s failed", hook.__name__)
+
+    return contained
+
+
+class SessionRouting:
+    """Routes each session's requests to the worker that holds it.
+
+    Make one in ``gunicorn.conf.py``, set ``worker_class`` to
+    ``"gym_gunicorn.RoutingWorker"``, and give each of gunicorn's settings in ``HOOKS``
+    the method of that name. A hook of your own calls ours.
+
+    The arguments are the fields of ``gym_gunicorn.settings.Settings``.
+
+    Raises:
+        SettingError: a setting has a value that it can't have.
+    """
+
+    HOOKS = (
+        "on_starting",
+        "on_reload",
+        "nworkers_changed",
+        "pre_fork",
+        "post_worker_init",
+        "worker_exit",
+        "child_exit",
+        "pre_exec",
+        "on_exit",
+    )
+
+    def __init__(
+        self,
+        *,
+        routing: Routing = Settings.routing,
+        owner_key: str = Settings.owner_key,
+        secret_key: str | None = Settings.secret_key,
+        session_cookie: str = Settings.session_cookie,
+        max_age: int | None = Settings.max_age,
+        local_paths: Sequence[str] = Settings.local_paths,
+        max_forwards: int = Settings.max_forwards,
+        directory: str = Settings.directory,
+    ) -> None:
+        self.settings = Settings(
+            routing=routing,
+            owner_key=owner_key,
+            secret_key=secret_key,
+            session_cookie=session_cookie,
+            max_age=max_age,
+            local_paths=local_paths,
+            max_forwards=max_forwards,
+            directory=directory,
+        )
+
+    # In the arbiter
+
+    def on_starting(self, server: Arbiter) -> None:
+        """Check the configuration, and make the socket directory.
+
+        Raises:
+            ConfigurationError, DirectoryError: the server can't be started so.
+        """
+        self._check(server)
+        inherited = os.environ.pop(_INHERITED, None)
+        if inherited is not None and server.master_pid:
+            try:
+                self._hold(server, SocketDirectory.join(inherited))
+            except DirectoryError as error:
+                _log(server).warning("Session routing: %s; the sessions of the old workers are gone.", error)
+        self._prepare(server)
+
+    @_contained
+    def on_reload(self, server: Arbiter) -> None:
+        state = _state(server)
+        state.announced = False
+        if self.settings.routing == "off" and state.directory is not None:
+            _log(server).warning(
+                "Session routing is off now: sessions made before this reload start over wherever they land."
+            )
+        self._prepare(server)
+
+    @_contained
+    def nworkers_changed(self, server: Arbiter, new_value: int, old_value: int | None) -> None:
+        started = old_value is not None and server.cfg.workers == 1
+        if started and new_value > 1 and self.settings.routing != "off" and _state(server).directory is None:
+            _log(server).warning(
+                "This server started with one worker, whose sessions name no owner: another worker would lose them. "
+                "It stays at one. Start it with two or more, or with SessionRouting(routing='always')."
+            )
+            server.num_workers = 1
+
+    @_contained
+    def pre_fork(self, server: Arbiter, worker: RoutingWorker) -> None:
+        worker.hooked = True
+        state = _state(server)
+        if self._is_routed(server):
+            worker.owner_id = new_owner_id()
+            worker.directory = state.directory
+            worker.announces, state.announced = not state.announced, True
+
+    @_contained
+    def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
+        if worker.owner_id is not None and worker.directory is not None:
+            unlink(worker.directory.socket_path(worker.owner_id))
+
+    @_contained
+    def pre_exec(self, server: Arbiter) -> None:
+        directory = _state(server).directory
+        if directory is not None:
+            server.cfg.env_orig[_INHERITED] = directory.inheritance()
+        else:
+            server.cfg.env_orig.pop(_INHERITED, None)
+            if self.settings.routing != "off":
+                _log(server).warning(
+                    "The new arbiter's workers will not hold the sessions of this server's worker, which name no owner."
+                )
+
+    @_contained
+    def on_exit(self, server: Arbiter) -> None:
+        directory = _state(server).directory
+        if directory is not None:
+            alone = server.reexec_pid == 0 and server.master_pid == 0
+            directory.leave(wait=1.0, force=alone)
+
+    # In the worker
+
+    def post_worker_init(self, worker: RoutingWorker) -> None:
+        """Bind the private socket, and put the router around the app."""
+        if worker.owner_id is None or worker.directory is None:
+            return
+        try:
+            self._route(worker, worker.owner_id, worker.directory)
+        except Exception as error:
+            worker.log.exception("The private socket of worker %s can't be served", worker.owner_id)
+            # Not the exit status of a failed boot, on which gunicorn would halt the
+            # whole server. The arbiter starts another worker; not at full speed.
+            time.sleep(1)
+            raise SystemExit(1) from error
+
+    @_contained
+    def worker_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
+        if worker.pid != os.getpid():
+            # gunicorn's arbiter calls this for a worker that it did not find.
+            self.child_exit(server, worker)
+            return
+        if worker.owner_id is None or worker.directory is None:
+            return
+        unlink(worker.directory.socket_path(worker.owner_id))
+        if os.getppid() != worker.ppid:
+            # Orphaned: no arbiter will remove the directory.
+            worker.directory.leave()
+
+    # Inside
+
+    def _check(self, server: Arbiter) -> None:
+        settings = server.cfg.settings
+        missing = [name for name in self.HOOKS if settings[name].get() is settings[name].default]
+        if missing:
+            raise ConfigurationError(
+                f"session routing needs the server hooks {', '.join(missing)}, which are not set. "
+                "Set each to the method of SessionRouting of that name, or call it from your own hook."
+            )
+        worker_class = server.cfg.worker_class
+        if not issubclass(worker_class, RoutingWorker):
+            raise ConfigurationError(
+                f"session routing needs the worker class gym_gunicorn.RoutingWorker or one derived from it, "
+                f"and worker_class is {server.cfg.worker_class_str!r}. Set worker_class, and leave out -k."
+            )
+
+    def _is_routed(self, server: Arbiter) -> bool:
+        return self.settings.routing != "off" and _state(server).directory is not None
+
+    def _prepare(self, server: Arbiter) -> None:
+        """Make the socket directory, where this server is to be routed and has none."""
+        cfg, settings = server.cfg, self.settings
+        if settings.routing == "off":
+            return
+        state = _state(server)
+        if state.directory is None and (settings.routing == "always" or cfg.workers > 1):
+            sweep(settings.directory, {os.geteuid(), cfg.uid})
+            self._hold(server, SocketDirectory.create(settings.directory, cfg.uid, cfg.gid))
+        if state.directory is not None:
+            _log(server).info(
+                "Session routing is on, private sockets in %s. A session ends with the worker that holds it: "
+                "a reload and max_requests end the sessions of the workers that they replace.",
+                state.directory.path,
+            )
+
+    def _hold(self, server: Arbiter, directory: SocketDirectory) -> None:
+        _state(server).directory = directory
+        # gunicorn calls on_exit only where it halts in good order (27.0: not when the
+        # port is in use, a certificate is missing or two workers fail to boot).
+        pid = os.getpid()
+        atexit.register(lambda: directory.leave() if os.getpid() == pid else None)
+
+    def _route(self, worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
+        settings = self.settings
+        discovered = discover(worker.wsgi)
+        if settings.secret_key is not None:
+            carrier = SessionCookie(
+                TimestampSigner(settings.secret_key), settings.session_cookie, settings.max_age, settings.owner_key
+            )
+        elif discovered is not None:
+            carrier = discovered.cookie(settings.owner_key)
+        else:
+            worker.owner_id = None
+            if worker.announces:
+                worker.log.warning(
+                    "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
+                    "Requests are served by whichever worker they reach. Add SessionMiddleware to the app, or set "
+                    "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
+                    "keeps no state, SessionRouting(routing='off')."
+                )
+            return
+        if discovered is not None:
+            discovered.place_stamp(owner_id, settings.owner_key)
+        path = directory.socket_path(owner_id)
+        app = PrivateApp(worker.wsgi)
+        private = PrivateServer(app, bind_private_socket(path, worker.cfg.backlog), path)
+        forwarder = AiohttpForwarder(directory.path, settings.max_forwards)
+        worker.routed = Routed(private, forwarder)
+        worker.wsgi = SessionRouter(
+            worker.wsgi,
+            owner_id=owner_id,
+            carriers=[carrier],
+            forwarder=forwarder,
+            log=worker.log.error_log,
+            local_paths=settings.local_paths,
+            around_problems=discovered.around_problems if discovered is not None else lambda problem: problem,
+        )
+
+
+def _state(server: Arbiter) -> _State:
+    """Return the arbiter's state; it hangs on the arbiter, since a reload makes a new ``SessionRouting``."""
+    state: _State | None = getattr(server, "session_routing", None)
+    if state is None:
+        state = _State()
+        setattr(server, "session_routing", state)  # noqa: B010  # gunicorn's types do not know it
+    return state
+
+
+def _log(server: Arbiter) -> Logger:
+    assert server.log is not None
+    return server.log

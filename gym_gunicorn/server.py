@@ -1,0 +1,182 @@
+"""The life of a worker's server: what uvicorn's does, made to end as gunicorn expects.
+
+Everything that overrides uvicorn's server stands here (seen on uvicorn 0.54).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import Server, ServerState
+
+from gym_gunicorn.forwarder import Forwarder
+from gym_gunicorn.private import PrivateServer
+
+log = logging.getLogger("uvicorn.error")
+
+# Seconds. A connection that has not had its first request may still have it, and one
+# that is kept alive may have one more: a caller must never find it closed under a
+# request that is on its way.
+FIRST_REQUEST = 2.0
+LINGER = 1.0
+
+# Seconds that a server has which is told to stop quickly (SIGQUIT, SIGINT).
+QUICK = 0.5
+
+_CLOSE = (b"connection", b"close")
+
+
+class Routed:
+    """What a routed worker has beside the app: its private server, and the way to the others."""
+
+    def __init__(self, private: PrivateServer, forwarder: Forwarder) -> None:
+        self.private = private
+        self.forwarder = forwarder
+        self._moved = 0
+
+    def moved_requests(self) -> int:
+        """Return by how many more requests, since the last call, this worker handled than it received."""
+        moved = self.private.state.total_requests - self.forwarder.finished
+        change, self._moved = moved - self._moved, moved
+        return change
+
+
+class RoutedServer(Server):
+    """A uvicorn server with a private server beside it, and a stop of its own.
+
+    Args:
+        config: of the public server.
+        routed: what a routed worker has more, or ``None``.
+        must_stop: asked ten times a second: why the server is to stop, or ``None``.
+        must_hurry: asked while the server stops: whether to stop quickly.
+        graceful_timeout: seconds after which the arbiter kills a worker that stops.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        routed: Routed | None,
+        must_stop: Callable[[], str | None],
+        must_hurry: Callable[[], bool],
+        graceful_timeout: float,
+    ) -> None:
+        super().__init__(config)
+        self.routed = routed
+        self._must_stop = must_stop
+        self._must_hurry = must_hurry
+        # A margin for the cancelled to clean up, and for the app's own shutdown.
+        self._margin = min(1.0, graceful_timeout / 2)
+        self._drain_time = graceful_timeout - self._margin
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the worker.
+
+        uvicorn's own raises each signal again after serving, with the default action, so
+        that the process dies before gunicorn's ``worker_exit``.
+        """
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.routed is not None:
+            await self.routed.private.start(self.config, self.lifespan.state)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.routed is not None:
+            # A request counts towards max_requests where it is handled.
+            self.server_state.total_requests += self.routed.moved_requests()
+        reason = self._must_stop()
+        if reason is not None and not self.should_exit:
+            log.info("Stopping: %s", reason)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("Shutting down")
+        # Stock workers notify gunicorn from their main loop only: one that drains for
+        # longer than `timeout` would be killed as hung.
+        heartbeat = asyncio.create_task(self._keep_notifying())
+        try:
+            for server in self.servers:
+                server.close()
+            for sock in sockets or ():
+                sock.close()
+            if self.routed is not None:
+                self.routed.private.stop_accepting()
+                await self.routed.private.app.close_websockets()
+            if not await self._drain():
+                await self._cancel()
+            for state in self._states():
+                for connection in list(state.connections):
+                    connection.transport.close()
+            if self.routed is not None:
+                await self.routed.forwarder.close()
+            await self.lifespan.shutdown()
+        finally:
+            heartbeat.cancel()
+
+    def _states(self) -> list[ServerState]:
+        states = [self.server_state]
+        if self.routed is not None:
+            states.append(self.routed.private.state)
+        return states
+
+    async def _keep_notifying(self) -> None:
+        while self.config.callback_notify is not None:
+            await self.config.callback_notify()
+            await asyncio.sleep(min(1.0, self.config.timeout_notify))
+
+    async def _drain(self) -> bool:
+        """Let what is in flight finish; return whether all of it did in time."""
+        for state in self._states():
+            # Given to each request that begins from now on: its reply says that the
+            # connection closes, and uvicorn then closes it.
+            state.default_headers = [*state.default_headers, _CLOSE]
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        idle_since: dict[Any, float] = {}
+        while True:
+            now = loop.time()
+            hurry = self._must_hurry()
+            if now - started > (min(QUICK, self._drain_time) if hurry else self._drain_time):
+                return False
+            for connection in list(self.server_state.connections):
+                _release(connection, idle_since, now, 0.0 if hurry else 1.0)
+            # Siblings' connections wait for the callers' own; what reaches this worker
+            # over them is answered until then.
+            if not self.server_state.connections and not any(state.tasks for state in self._states()):
+                return True
+            await asyncio.sleep(0.05)
+
+    async def _cancel(self) -> None:
+        tasks = [task for state in self._states() for task in state.tasks]
+        log.error("Cancelling %s request(s) that did not finish in time", len(tasks))
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._margin / 2)
+
+
+def _release(connection: Any, idle_since: dict[Any, float], now: float, patience: float) -> None:
+    """Close a connection as soon as no request can be on its way over it any more."""
+    if not hasattr(connection, "cycle"):
+        # A WebSocket: closed with code 1012 at once.
+        if idle_since.setdefault(connection, now) == now:
+            connection.shutdown()
+        return
+    cycle = connection.cycle
+    if cycle is not None and not cycle.response_complete:
+        idle_since.pop(connection, None)
+        if not cycle.response_started:
+            cycle.keep_alive = False
+        return
+    wait = FIRST_REQUEST if cycle is None else LINGER
+    if now - idle_since.setdefault(connection, now) >= wait * patience:
+        connection.shutdown()

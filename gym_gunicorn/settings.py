@@ -1,0 +1,78 @@
+"""The settings of ``SessionRouting``: each with its meaning, its unit and its default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+Routing = Literal["auto", "always", "off"]
+
+
+def _setting(default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
+class SettingError(ValueError):
+    """A setting has a value that it can't have. The message names both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set; ``documented`` returns it as a table.
+
+    Raises:
+        SettingError: a value is not of the form that its setting asks for.
+    """
+
+    routing: Routing = _setting(
+        "auto",
+        'Whether requests are routed: "auto", where there is more than one worker; "always", with one worker '
+        'too, so that SIGTTIN can add more; "off", never.',
+    )
+    owner_key: str = _setting("gym_worker", "The key under which a session keeps its owner.")
+    secret_key: str | None = _setting(
+        None,
+        "The secret that session cookies are signed with. Only for an app that can't be looked into; "
+        "otherwise it is taken from the app's `SessionMiddleware`, as are the next two.",
+    )
+    session_cookie: str = _setting("session", "The name of the session cookie. Used only with `secret_key`.")
+    max_age: int | None = _setting(
+        14 * 24 * 60 * 60, "Seconds for which a session cookie is valid, or `None`. Used only with `secret_key`."
+    )
+    local_paths: Sequence[str] = _setting(
+        (), "Prefixes of paths that are handled by whichever worker they reach: static files, a login page."
+    )
+    max_forwards: int = _setting(
+        1000, "How many requests one worker may have in flight to one owner; more get 503 with `Retry-After`."
+    )
+    directory: str = _setting("/tmp", "The folder in which the socket directory is made.")
+
+    def __post_init__(self) -> None:
+        if self.routing not in get_args(Routing):
+            raise _error("routing", self.routing, 'one of "auto", "always" and "off"')
+        for name in ("owner_key", "session_cookie", "directory"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise _error(name, getattr(self, name), "a string that is not empty")
+        if self.secret_key is not None and (not isinstance(self.secret_key, str) or not self.secret_key):
+            raise SettingError("SessionRouting(secret_key=...) must be a string that is not empty, or None")
+        if self.max_age is not None and not _is_positive(self.max_age):
+            raise _error("max_age", self.max_age, "a number of seconds above 0, or None")
+        if not _is_positive(self.max_forwards):
+            raise _error("max_forwards", self.max_forwards, "a number above 0")
+        paths = self.local_paths
+        if isinstance(paths, str) or not all(isinstance(path, str) and path.startswith("/") for path in paths):
+            raise _error("local_paths", paths, 'a list of strings that begin with "/"')
+
+
+def documented() -> list[tuple[str, str, str]]:
+    """Return name, default and meaning of every setting."""
+    return [(item.name, repr(item.default), item.metadata["meaning"]) for item in fields(Settings)]
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _error(name: str, value: object, wanted: str) -> SettingError:
+    return SettingError(f"SessionRouting({name}={value!r}): must be {wanted}")

@@ -1,0 +1,102 @@
+"""Private sockets: where one worker listens for its siblings, and who listens there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+
+from gym_gunicorn.errors import Busy, Gone
+
+# A Unix socket's path may have 107 bytes and a final zero (unix(7)).
+MAX_PATH = 107
+
+_UCRED = struct.Struct("3i")
+_NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def socket_path(directory: str, owner_id: str) -> str:
+    """Return the path of the private socket of the worker ``owner_id``."""
+    return os.path.join(directory, f"{owner_id}.sock")
+
+
+def bind_private_socket(path: str, backlog: int) -> socket.socket:
+    """Bind and listen on ``path``, for this user alone, and return the socket.
+
+    Raises:
+        OSError: the path can't be bound.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        # After the bind, since a umask of 0777 would leave even its owner no way in.
+        os.chmod(path, 0o600)
+        listener.setblocking(False)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect_failure(owner_id: str, error: OSError) -> Gone | Busy | None:
+    """Return what a failed ``connect`` says of the owner, or ``None`` if it says nothing.
+
+    A full accept queue is EAGAIN, and under asyncio's own loop, which takes that
+    for a connection in progress, ENOTCONN at the first write.
+    """
+    if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
+        return Gone(owner_id, "its socket is missing or refuses")
+    if error.errno in (*_NO_ROOM, errno.ENOTCONN):
+        return Busy(owner_id, f"no room for one more connection ({os.strerror(error.errno)})")
+    return None
+
+
+def listener_process(owner_id: str, path: str) -> int | None:
+    """Connect to the private socket at ``path`` and return a pidfd of the process that listens.
+
+    ``None`` where the platform has no ``SO_PEERCRED`` or no ``pidfd_open``. The
+    kernel answers for the process that called ``listen``, even when a child that
+    it forked holds the same socket open.
+
+    Raises:
+        Gone: nobody listens, or the process that did is dead.
+        Busy: it listens, but its accept queue is full.
+        OSError: the connection failed otherwise.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            raise connect_failure(owner_id, error) or error from error
+        if not (hasattr(socket, "SO_PEERCRED") and hasattr(os, "pidfd_open")):
+            return None
+        pid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise Gone(owner_id, f"its process {pid} is dead") from None
+    except OSError:
+        # A kernel or a sandbox without pidfd: death is seen by refused connections.
+        return None
+    if is_dead(pidfd):
+        os.close(pidfd)
+        raise Gone(owner_id, f"its process {pid} is dead")
+    return pidfd
+
+
+def is_dead(pidfd: int) -> bool:
+    """Tell whether the process behind ``pidfd`` has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def unlink(path: str) -> None:
+    """Remove ``path`` if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,67 @@
+"""The stamp: writes the owner ID into a session when the response starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gym_gunicorn.owner import is_owner_id
+
+_SCOPE_KEY = "gym_gunicorn.owner"
+
+
+def session_owner(scope: Scope) -> str | None:
+    """Return the owner ID of the session that ``scope`` belongs to, for an app's logs.
+
+    For a session that this request makes it is the worker that handles it, and so
+    for a request that has no session. ``None`` where the server's workers are not
+    routed, and outside the session middleware.
+    """
+    owner: str | None = scope.get(_SCOPE_KEY)
+    return owner
+
+
+class SessionStamp:
+    """ASGI middleware, to be placed directly inside ``SessionMiddleware``.
+
+    When the response starts, a session that holds data and names no owner gets
+    ``owner_id`` under ``owner_key``, so that ``SessionMiddleware`` writes it into
+    the signed cookie. The key is taken out again when it is the only one left, so
+    that an emptied session's cookie is expired as without the stamp. A session that
+    already names an owner is left untouched.
+
+    The server puts it into Starlette and FastAPI apps by itself. Only an app that
+    can't be looked into adds it, with no ``owner_id``: it then takes the owner ID
+    of the worker that serves the app, and does nothing in an unrouted server.
+    """
+
+    def __init__(self, app: ASGIApp, owner_id: str | None = None, owner_key: str = "gym_worker") -> None:
+        self.app = app
+        self.owner_id = owner_id
+        self.owner_key = owner_key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        owner_id = self.owner_id or scope.get(_SCOPE_KEY)
+        session: dict[str, Any] | None = scope.get("session")
+        if session is None or owner_id is None:
+            await self.app(scope, receive, send)
+            return
+
+        named = session.get(self.owner_key)
+        scope[_SCOPE_KEY] = named if is_owner_id(named) else owner_id
+
+        async def send_stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._stamp(session, owner_id)
+            await send(message)
+
+        await self.app(scope, receive, send_stamped)
+
+    def _stamp(self, session: dict[str, Any], owner_id: str) -> None:
+        # Written only where it changes something: any write makes
+        # SessionMiddleware send a Set-Cookie.
+        if self.owner_key in session and len(session) == 1:
+            del session[self.owner_key]
+        elif session and not is_owner_id(session.get(self.owner_key)):
+            session[self.owner_key] = owner_id

@@ -1,0 +1,182 @@
+"""The codec for what travels between the worker that receives a request and its owner.
+
+A head holds everything of an ASGI scope that the caller's request made, in one
+opaque header field, so that the owner's handler sees the request to the byte,
+whatever an HTTP client in between does to methods, targets and headers. A reply
+head does the same for the status and headers of the reply. A WebSocket travels
+as its ASGI events, each in a frame.
+
+All of it is JSON in ASCII: fields may hold any byte, and nothing that a peer
+sends can run code or take memory out of proportion. ``VERSION`` comes first,
+since two releases stand side by side during an upgrade (SIGUSR2).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from starlette.types import Message, Scope
+
+VERSION = 1
+
+HEAD_FIELD = b"gym-gunicorn-head"
+REPLY_FIELD = b"gym-gunicorn-reply"
+
+_SCOPE_KEYS = ("type", "asgi", "http_version", "method", "scheme", "path", "root_path", "subprotocols", "extensions")
+_FRAME_LENGTH = struct.Struct("!I")
+_MAX_FRAME = 2**30
+
+
+class WireError(ValueError):
+    """A peer sent what this release can't read."""
+
+
+def _dumps(value: object) -> str:
+    # JSON in ASCII escapes everything that a header field can't hold, except DEL.
+    return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+def _texts(headers: Any) -> list[list[str]]:
+    return [[bytes(name).decode("latin-1"), bytes(value).decode("latin-1")] for name, value in headers]
+
+
+def _pairs(headers: Any) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def encode_head(scope: Scope) -> str:
+    """Return the head of ``scope`` (an ``http`` or ``websocket`` scope) as a header value."""
+    return _dumps(
+        [
+            VERSION,
+            {key: scope[key] for key in _SCOPE_KEYS if key in scope},
+            scope["raw_path"].decode("latin-1"),
+            scope["query_string"].decode("latin-1"),
+            scope.get("client"),
+            scope.get("server"),
+            _texts(scope["headers"]),
+        ]
+    )
+
+
+def decode_head(value: bytes) -> Scope:
+    """Return the scope entries that ``encode_head`` wrote.
+
+    Raises:
+        WireError: the value is not a head of this version.
+    """
+    try:
+        version, entries, raw_path, query_string, client, server, headers = json.loads(value)
+        if version != VERSION:
+            raise WireError(f"head of version {version!r}, this release reads {VERSION}")
+        return {
+            **entries,
+            "raw_path": raw_path.encode("latin-1"),
+            "query_string": query_string.encode("latin-1"),
+            "client": None if client is None else tuple(client),
+            "server": None if server is None else tuple(server),
+            "headers": _pairs(headers),
+        }
+    except WireError:
+        raise
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"unreadable head: {type(error).__name__}") from error
+
+
+def encode_reply(message: Message) -> bytes:
+    """Return the head of a reply, an ``http.response.start`` event, as a header value."""
+    return _dumps([VERSION, message["status"], _texts(message.get("headers", ()))]).encode("ascii")
+
+
+def decode_reply(value: str) -> Message:
+    """Return the ``http.response.start`` event that ``encode_reply`` wrote.
+
+    Raises:
+        WireError: the value is not a reply head of this version.
+    """
+    try:
+        version, status, headers = json.loads(value)
+        if version != VERSION:
+            raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
+        return {"type": "http.response.start", "status": int(status), "headers": _pairs(headers)}
+    except WireError:
+        raise
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise WireError(f"unreadable reply: {type(error).__name__}") from error
+
+
+def encode_frame(event: Message) -> bytes:
+    """Return one ASGI event of a WebSocket as a frame: length, kind, payload.
+
+    Messages go as they are (kinds ``T`` and ``B``), other events as JSON (``J``).
+    """
+    if event.get("bytes") is not None:
+        kind, payload = b"B", bytes(event["bytes"])
+    elif event.get("text") is not None:
+        kind, payload = b"T", event["text"].encode("utf-8", "surrogatepass")
+    else:
+        plain = dict(event)
+        if "headers" in plain:
+            plain["headers"] = _texts(plain["headers"])
+        if "body" in plain:
+            plain["body"] = bytes(plain["body"]).decode("latin-1")
+        kind, payload = b"J", _dumps(plain).encode("ascii")
+    return _FRAME_LENGTH.pack(len(payload)) + kind + payload
+
+
+class FrameReader:
+    """Takes bytes in any pieces and returns the ASGI events in them.
+
+    ``message_type`` is the type of the events that text and binary frames stand
+    for: ``websocket.receive`` towards the app, ``websocket.send`` towards the caller.
+    """
+
+    def __init__(self, message_type: str) -> None:
+        self._message_type = message_type
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add ``data`` and return the events that are complete.
+
+        Raises:
+            WireError: the bytes are no frames of ours.
+        """
+        self._buffer += data
+        events = []
+        header = _FRAME_LENGTH.size + 1
+        start = 0
+        while len(self._buffer) - start >= header:
+            (length,) = _FRAME_LENGTH.unpack_from(self._buffer, start)
+            if length > _MAX_FRAME:
+                raise WireError("frame too long")
+            end = start + header + length
+            if len(self._buffer) < end:
+                break
+            kind = self._buffer[start + header - 1]
+            events.append(self._event(kind, bytes(self._buffer[start + header : end])))
+            start = end
+        del self._buffer[:start]
+        return events
+
+    def _event(self, kind: int, payload: bytes) -> Message:
+        try:
+            if kind == 0x42:  # B
+                return {"type": self._message_type, "bytes": payload}
+            if kind == 0x54:  # T
+                return {"type": self._message_type, "text": payload.decode("utf-8", "surrogatepass")}
+            if kind != 0x4A:  # J
+                raise WireError("unknown kind of frame")
+            event = json.loads(payload)
+            if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+                raise WireError("a frame that is no event")
+            if "headers" in event:
+                event["headers"] = _pairs(event["headers"])
+            if "body" in event:
+                event["body"] = event["body"].encode("latin-1")
+            return event
+        except WireError:
+            raise
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise WireError(f"unreadable frame: {type(error).__name__}") from error

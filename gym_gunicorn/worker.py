@@ -1,0 +1,84 @@
+"""The gunicorn worker: uvicorn's, with its life cycle mended and room for routing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from gunicorn.arbiter import Arbiter
+from starlette.types import ASGIApp
+from uvicorn_worker import UvicornWorker
+
+from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.server import Routed, RoutedServer
+
+
+class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has no types
+    """A worker that can be an owner.
+
+    The hooks of ``SessionRouting`` fill in the attributes below: ``hooked``, ``owner_id``
+    and ``directory`` before the fork, ``routed`` in the worker. Without an owner ID it
+    serves its app as uvicorn's worker does, and stops as this one does.
+    """
+
+    hooked: bool = False
+    owner_id: str | None = None
+    directory: SocketDirectory | None = None
+    announces: bool = False
+    routed: Routed | None = None
+    wsgi: ASGIApp
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hurry = False
+
+    def init_process(self) -> None:
+        if not self.hooked:
+            self.log.error(
+                "The worker class %s needs the hooks of SessionRouting, and pre_fork is not in place: without them "
+                "sessions would reach workers that do not hold them. Use `-c python:gym_gunicorn.conf`, begin the "
+                "configuration with `from gym_gunicorn.conf import *`, or call SessionRouting's hooks from yours.",
+                type(self).__name__,
+            )
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+        super().init_process()
+
+    def init_signals(self) -> None:
+        super().init_signals()
+        # `pkill -HUP` means the arbiter. Not SIG_IGN: programs that the app starts
+        # would inherit it.
+        signal.signal(signal.SIGHUP, _ignore)
+
+    async def _serve(self) -> None:
+        # From here on; before, while the app is being loaded, a signal ends the process.
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(signum, self._stop)
+        self.config.app = self.wsgi
+        server = RoutedServer(
+            self.config,
+            self.routed,
+            must_stop=self._must_stop,
+            must_hurry=lambda: self._hurry,
+            graceful_timeout=self.cfg.graceful_timeout,
+        )
+        await server.serve(sockets=self.sockets)
+        if not server.started:
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        self.alive = False
+        self._hurry = self._hurry or signum != signal.SIGTERM
+
+    def _must_stop(self) -> str | None:
+        if not self.alive:
+            return "told to"
+        if os.getppid() != self.ppid:
+            return f"the arbiter (pid {self.ppid}) is gone"
+        return None
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Do nothing on a signal."""
