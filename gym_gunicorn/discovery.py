@@ -32,9 +32,7 @@ class Discovered:
 
     def cookie(self, owner_key: str) -> SessionCookie:
         """Return the carrier for the app's session cookie."""
-        return SessionCookie(
-            self.sessions.signer, self.sessions.session_cookie, self.sessions.max_age, owner_key
-        )
+        return SessionCookie(self.sessions.signer, self.sessions.session_cookie, self.sessions.max_age, owner_key)
 
 
 def discover(app: ASGIApp) -> Discovered | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 
 from gym_gunicorn import wire
 from gym_gunicorn.peer import KEEP_ALIVE
+from gym_gunicorn.problems import EXCHANGE_BROKEN
 from gym_gunicorn.sockets import unlink
 
 log = logging.getLogger("uvicorn.error")
@@ -31,76 +34,118 @@ class PrivateApp:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.websockets: set[_WebSocket] = set()
+        self._websockets: set[_WebSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         head = next((value for name, value in scope["headers"] if name == wire.HEAD_FIELD), None)
         if head is None:
             await self.app(scope, receive, send)
             return
-        # An unreadable head is the fault of another release: raised, it becomes a
-        # 500 without a reply head, and the sender knows.
-        callers = {"state": scope["state"], **wire.decode_head(head)}
-        if callers["type"] == "websocket":
-            websocket = _WebSocket(receive, send)
-            self.websockets.add(websocket)
-            try:
-                await self.app(callers, websocket.receive, websocket.send)
-                await websocket.end()
-            finally:
-                self.websockets.discard(websocket)
+        try:
+            callers = {**wire.decode_head(head), "state": scope["state"]}
+        except wire.WireError as error:
+            log.error("A sibling's request can't be read, and is refused with 502: %s", error)
+            await EXCHANGE_BROKEN(scope, receive, send)
             return
+        if callers["type"] == "websocket":
+            await self._websocket(callers, _WebSocket(receive, send))
+        else:
+            await self._http(callers, receive, send)
 
+    async def close_websockets(self) -> None:
+        """Tell both ends of all WebSockets that their owner stops."""
+        for websocket in list(self._websockets):
+            await websocket.stop()
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_reply(message: Message) -> None:
             if message["type"] == "http.response.start":
                 framing = [field for field in message.get("headers", ()) if field[0].lower() in _FRAMING]
                 message = {**message, "headers": [(wire.REPLY_FIELD, wire.encode_reply(message)), *framing]}
             await send(message)
 
-        await self.app(callers, receive, send_reply)
+        await self.app(scope, receive, send_reply)
 
-    async def close_websockets(self) -> None:
-        """Tell the callers of all WebSockets that their owner stops."""
-        for websocket in list(self.websockets):
-            await websocket.send({"type": "websocket.close", "code": 1012})
+    async def _websocket(self, scope: Scope, websocket: _WebSocket) -> None:
+        reader = asyncio.create_task(websocket.read())
+        self._websockets.add(websocket)
+        try:
+            with contextlib.suppress(ClientDisconnected):
+                await self.app(scope, websocket.receive, websocket.send)
+            await websocket.end()
+        finally:
+            self._websockets.discard(websocket)
+            reader.cancel()
 
 
 class _WebSocket:
-    """A WebSocket that travels as frames in the bodies of one HTTP request and its reply."""
+    """A WebSocket that travels as frames in the bodies of one HTTP request and its reply.
+
+    To the app it behaves like uvicorn's own (``websockets_sansio_impl``): what comes is
+    read one message ahead, a close is followed by a disconnect, and sending to a caller
+    who has gone raises ``ClientDisconnected``.
+    """
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._frames = wire.FrameReader("websocket.receive")
-        self._events: list[Message] = [{"type": "websocket.connect"}]
+        self._events: asyncio.Queue[Message] = asyncio.Queue()
+        self._events.put_nowait({"type": "websocket.connect"})
+        self._asked = asyncio.Event()
         self._started = False
+        self._accepted = False
         self._closed = False
+        self._disconnected = False
+
+    async def read(self) -> None:
+        """Read what the caller sends, until it disconnects."""
+        frames = wire.FrameReader("websocket.receive")
+        while not self._disconnected:
+            message = await self._receive()
+            events = frames.feed(message.get("body", b""))
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                # The forwarder has gone; where the caller itself left, a frame says so first.
+                events.append({"type": "websocket.disconnect", "code": 1006, "reason": ""})
+            for event in events:
+                self._disconnected = self._disconnected or event["type"] == "websocket.disconnect"
+                self._asked.clear()
+                self._events.put_nowait(event)
+                if not self._disconnected:
+                    await self._asked.wait()
 
     async def receive(self) -> Message:
-        while not self._events:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return {"type": "websocket.disconnect", "code": 1006, "reason": ""}
-            self._events = self._frames.feed(message.get("body", b""))
-            if not self._events and not message.get("more_body", False):
-                return {"type": "websocket.disconnect", "code": 1006, "reason": ""}
-        return self._events.pop(0)
+        self._asked.set()
+        return await self._events.get()
 
     async def send(self, event: Message) -> None:
+        if self._disconnected:
+            raise ClientDisconnected
         if self._closed:
             return
-        self._closed = event["type"] == "websocket.close"
+        if event["type"] == "websocket.accept":
+            self._accepted = True
+        elif event["type"] == "websocket.close":
+            self._closed = True
+            code = event.get("code", 1000) if self._accepted else 1006
+            self._events.put_nowait({"type": "websocket.disconnect", "code": code, "reason": event.get("reason") or ""})
+        await self._send_frame(event)
+
+    async def stop(self) -> None:
+        """Close with code 1012, unless the handshake is not answered yet or the app has closed."""
+        if self._accepted and not self._closed:
+            await self.send({"type": "websocket.close", "code": 1012})
+
+    async def end(self) -> None:
+        """End the reply, after the app has returned."""
+        if self._started:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_frame(self, event: Message) -> None:
         if not self._started:
             self._started = True
             start = {"type": "http.response.start", "status": 200}
-            headers = [(wire.REPLY_FIELD, wire.encode_reply(start))]
-            await self._send({**start, "headers": headers})
+            await self._send({**start, "headers": [(wire.REPLY_FIELD, wire.encode_reply(start))]})
         await self._send({"type": "http.response.body", "body": wire.encode_frame(event), "more_body": True})
-
-    async def end(self) -> None:
-        """End the reply: the app has returned."""
-        if self._started:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class PrivateServer:

@@ -12,18 +12,12 @@ from typing import Any, Concatenate, ParamSpec
 
 from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger
-from itsdangerous import TimestampSigner
 
-from gym_gunicorn.carriers import SessionCookie
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
-from gym_gunicorn.discovery import discover
-from gym_gunicorn.forwarder import AiohttpForwarder
 from gym_gunicorn.owner import new_owner_id
-from gym_gunicorn.private import PrivateApp, PrivateServer
-from gym_gunicorn.router import SessionRouter
-from gym_gunicorn.server import Routed
+from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Routing, Settings
-from gym_gunicorn.sockets import bind_private_socket, unlink
+from gym_gunicorn.sockets import unlink
 from gym_gunicorn.worker import RoutingWorker
 
 # How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
@@ -173,7 +167,7 @@ class SessionRouting:
         directory = _state(server).directory
         if directory is not None:
             alone = server.reexec_pid == 0 and server.master_pid == 0
-            directory.leave(wait=1.0, force=alone)
+            directory.leave(wait=1.0 if alone else 0.0, force=alone)
 
     # In the worker
 
@@ -247,40 +241,23 @@ class SessionRouting:
         atexit.register(lambda: directory.leave() if os.getpid() == pid else None)
 
     def _route(self, worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
-        settings = self.settings
-        discovered = discover(worker.wsgi)
-        if settings.secret_key is not None:
-            carrier = SessionCookie(
-                TimestampSigner(settings.secret_key), settings.session_cookie, settings.max_age, settings.owner_key
-            )
-        elif discovered is not None:
-            carrier = discovered.cookie(settings.owner_key)
-        else:
-            worker.owner_id = None
-            if worker.announces:
-                worker.log.warning(
-                    "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
-                    "Requests are served by whichever worker they reach. Add SessionMiddleware to the app, or set "
-                    "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
-                    "keeps no state, SessionRouting(routing='off')."
-                )
-            return
-        if discovered is not None:
-            discovered.place_stamp(owner_id, settings.owner_key)
-        path = directory.socket_path(owner_id)
-        app = PrivateApp(worker.wsgi)
-        private = PrivateServer(app, bind_private_socket(path, worker.cfg.backlog), path)
-        forwarder = AiohttpForwarder(directory.path, settings.max_forwards)
-        worker.routed = Routed(private, forwarder)
-        worker.wsgi = SessionRouter(
+        worker.routed = route(
             worker.wsgi,
             owner_id=owner_id,
-            carriers=[carrier],
-            forwarder=forwarder,
+            directory=directory.path,
+            settings=self.settings,
+            backlog=worker.cfg.backlog,
             log=worker.log.error_log,
-            local_paths=settings.local_paths,
-            around_problems=discovered.around_problems if discovered is not None else lambda problem: problem,
         )
+        if worker.routed is not None:
+            worker.wsgi = worker.routed.app
+        elif worker.announces:
+            worker.log.warning(
+                "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
+                "Requests are served by whichever worker they reach. Add SessionMiddleware to the app, or set "
+                "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
+                "keeps no state, SessionRouting(routing='off')."
+            )
 
 
 def _state(server: Arbiter) -> _State:

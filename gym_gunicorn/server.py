@@ -15,8 +15,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import Server, ServerState
 
-from gym_gunicorn.forwarder import Forwarder
-from gym_gunicorn.private import PrivateServer
+from gym_gunicorn.routed import Routed
 
 log = logging.getLogger("uvicorn.error")
 
@@ -30,21 +29,6 @@ LINGER = 1.0
 QUICK = 0.5
 
 _CLOSE = (b"connection", b"close")
-
-
-class Routed:
-    """What a routed worker has beside the app: its private server, and the way to the others."""
-
-    def __init__(self, private: PrivateServer, forwarder: Forwarder) -> None:
-        self.private = private
-        self.forwarder = forwarder
-        self._moved = 0
-
-    def moved_requests(self) -> int:
-        """Return by how many more requests, since the last call, this worker handled than it received."""
-        moved = self.private.state.total_requests - self.forwarder.finished
-        change, self._moved = moved - self._moved, moved
-        return change
 
 
 class RoutedServer(Server):
@@ -106,8 +90,6 @@ class RoutedServer(Server):
         try:
             for server in self.servers:
                 server.close()
-            for sock in sockets or ():
-                sock.close()
             if self.routed is not None:
                 self.routed.private.stop_accepting()
                 await self.routed.private.app.close_websockets()
@@ -131,7 +113,7 @@ class RoutedServer(Server):
     async def _keep_notifying(self) -> None:
         while self.config.callback_notify is not None:
             await self.config.callback_notify()
-            await asyncio.sleep(min(1.0, self.config.timeout_notify))
+            await asyncio.sleep(min(1.0, self.config.timeout_notify) or 1.0)
 
     async def _drain(self) -> bool:
         """Let what is in flight finish; return whether all of it did in time."""

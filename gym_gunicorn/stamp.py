@@ -22,6 +22,16 @@ def session_owner(scope: Scope) -> str | None:
     return owner
 
 
+def with_owner(app: ASGIApp, owner_id: str) -> ASGIApp:
+    """Return ``app`` told who the owner of what it handles is, for a ``SessionStamp`` that it brings itself."""
+
+    async def app_with_owner(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_SCOPE_KEY] = owner_id
+        await app(scope, receive, send)
+
+    return app_with_owner
+
+
 class SessionStamp:
     """ASGI middleware, to be placed directly inside ``SessionMiddleware``.
 

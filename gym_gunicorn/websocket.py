@@ -20,10 +20,13 @@ from gym_gunicorn.peer import Peer
 async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
     """Have a WebSocket handled by the owner that ``peer`` leads to.
 
+    Returns when the owner's app has returned. Where it has not closed the WebSocket, or
+    where the exchange breaks, the server closes the caller's connection, as it does
+    for an app of its own.
+
     Raises:
         Gone, Busy, Broken: nothing has been sent to the caller.
-        Truncated: the exchange broke after the handshake was answered; the caller has
-            been sent a close code.
+        Truncated: the exchange broke after the handshake was answered.
     """
     frames = wire.FrameReader("websocket.send")
     answered = False
@@ -33,13 +36,15 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
             try:
                 if response is None:
                     response = await peer.request("POST", scope, _frames(receive))
+                    if response.headers.get(wire.REPLY_FIELD.decode()) is None:
+                        # The app raised, or returned without an answer.
+                        return
                 chunk = await response.content.readany()
                 events = frames.feed(chunk)
             except (aiohttp.ClientError, OSError, wire.WireError) as error:
                 if not answered:
                     raise await peer.verdict(error) from error
-                await send({"type": "websocket.close", "code": 1011, "reason": "session gone"})
-                raise Truncated(peer.owner_id, f"the exchange broke in a WebSocket ({error!r})") from error
+                raise Truncated(peer.owner_id, f"the exchange of a WebSocket broke ({error!r})") from error
             if not chunk:
                 return
             for event in events:

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
-from gym_gunicorn.server import Routed, RoutedServer
+from gym_gunicorn.routed import Routed
+from gym_gunicorn.server import RoutedServer
 
 
 class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has no types
@@ -64,7 +65,9 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
             must_hurry=lambda: self._hurry,
             graceful_timeout=self.cfg.graceful_timeout,
         )
-        await server.serve(sockets=self.sockets)
+        # The sockets themselves, not gunicorn's wrappers: uvloop (0.23) would close those
+        # after the descriptor, which then may be another's.
+        await server.serve(sockets=[wrapper.sock for wrapper in self.sockets])
         if not server.started:
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
