@@ -1,9 +1,9 @@
 """What `gunicorn -c gunicorn.conf.py app:app` uses. Copy it beside your own app.
 
-gunicorn's flags override what is set here: `-w 8`, `-b 0.0.0.0:80`, `--timeout 120`, ...
+Four workers, or as many as WEB_CONCURRENCY says. gunicorn's flags override what is
+set here: `-w 8`, `-b 0.0.0.0:80`, `--timeout 120`, ...
 """
 
-from gym_gunicorn.conf import *  # noqa: F403  # worker_class, and SessionRouting's hooks
+from gym_gunicorn.conf import *  # noqa: F403  # worker_class, workers, and SessionRouting's hooks
 
 bind = "127.0.0.1:8000"
-workers = 4

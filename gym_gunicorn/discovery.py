@@ -1,8 +1,8 @@
-"""Finds the session middleware of an app, and places the stamp inside it."""
+"""Finds the session middlewares of an app, and places the stamp inside them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,59 +10,84 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.sessions import SessionMiddleware
+from starlette.routing import BaseRoute, Host, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gym_gunicorn.carriers import SessionCookie
 from gym_gunicorn.stamp import SessionStamp
+
+Wrapper = Callable[[ASGIApp], ASGIApp]
 
 
 @dataclass(frozen=True, slots=True)
-class Discovered:
-    """What was found in an app.
+class FoundSession:
+    """One session middleware of an app.
 
-    ``sessions`` is a session middleware like the app's own, from which the carrier
-    takes the signer, the cookie's name and ``max_age``, and ``place_stamp`` puts a
-    stamp inside the app's own. ``around_problems`` wraps an error as the app's CORS
-    middleware would wrap an answer of the app.
+    ``middleware`` is the app's own or one made like it, to read its signer, cookie name,
+    ``max_age``, path and flags from. ``prefix`` is the path below which it is the one
+    that handlers see, "" for all paths. ``place_stamp`` puts a stamp for an owner ID,
+    with a session key, inside the app's own.
     """
 
-    sessions: SessionMiddleware
+    prefix: str
+    middleware: SessionMiddleware
     place_stamp: Callable[[str, str], None]
-    around_problems: Callable[[ASGIApp], ASGIApp]
-
-    def cookie(self, owner_key: str) -> SessionCookie:
-        """Return the carrier for the app's session cookie."""
-        return SessionCookie(self.sessions.signer, self.sessions.session_cookie, self.sessions.max_age, owner_key)
 
 
-def discover(app: ASGIApp) -> Discovered | None:
-    """Look into ``app`` for a ``SessionMiddleware`` and return what was found.
+def find_sessions(app: ASGIApp, prefix: str = "") -> Iterator[FoundSession]:
+    """Find the session middlewares of ``app``, those of apps mounted in it before its own.
 
-    Looks through plain ASGI wrappers that expose ``.app``, into the
-    ``user_middleware`` of a Starlette or FastAPI app. Of several session
-    middlewares around one another the innermost counts, since its session is the
-    one that handlers see. Apps mounted in the app are not looked into.
+    Looks through plain ASGI wrappers that expose ``.app``, into the middlewares and the
+    mounts of Starlette and FastAPI apps. Of several around one another the innermost is
+    found, since its session is the one that handlers see.
     """
-    found: Discovered | None = None
-    cors: Callable[[ASGIApp], ASGIApp] = _unchanged
+    found: FoundSession | None = None
+    for layer in _layers(app):
+        if isinstance(layer, SessionMiddleware):
+            found = FoundSession(prefix, layer, partial(_wrap, layer))
+        if isinstance(layer, Starlette):
+            yield from _find_mounted(layer.routes, prefix)
+            for entry in layer.user_middleware:
+                if _is(entry, SessionMiddleware):
+                    middleware = _construct(entry, _nothing)
+                    assert isinstance(middleware, SessionMiddleware)
+                    found = FoundSession(prefix, middleware, partial(_insert, layer, entry))
+    if found is not None:
+        yield found
+
+
+def find_cors(app: ASGIApp) -> Wrapper:
+    """Return what wraps an answer as the CORS middleware of ``app`` would; without one, nothing does."""
+    for layer in _layers(app):
+        if isinstance(layer, Starlette):
+            for entry in layer.user_middleware:
+                if _is(entry, CORSMiddleware):
+                    return partial(_construct, entry)
+    return lambda answer: answer
+
+
+def session_middleware(secret_key: str, session_cookie: str, max_age: int | None) -> SessionMiddleware:
+    """Return a session middleware to read from, for an app whose own can't be found."""
+    return SessionMiddleware(_nothing, secret_key, session_cookie, max_age)
+
+
+def _layers(app: ASGIApp) -> Iterator[ASGIApp]:
+    """Yield ``app`` and what it wraps, to the innermost, or to the app of a framework."""
     seen: set[int] = set()
     while id(app) not in seen:
         seen.add(id(app))
-        if isinstance(app, SessionMiddleware):
-            found = Discovered(app, partial(_wrap, app), cors)
-        if isinstance(app, CORSMiddleware):
-            cors = _unchanged  # Constructed already: its arguments are not kept.
+        yield app
         if isinstance(app, Starlette):
-            for entry in app.user_middleware:
-                if _is(entry, CORSMiddleware):
-                    cors = partial(_construct, entry)
-                if _is(entry, SessionMiddleware):
-                    sessions = _construct(entry, _nothing)
-                    assert isinstance(sessions, SessionMiddleware)
-                    found = Discovered(sessions, partial(_insert, app, entry), cors)
-            break
+            return
         app = getattr(app, "app", app)
-    return None if found is None else Discovered(found.sessions, found.place_stamp, cors)
+
+
+def _find_mounted(routes: list[BaseRoute], prefix: str) -> Iterator[FoundSession]:
+    for route in routes:
+        # A path with parameters is not one prefix.
+        if isinstance(route, Mount) and "{" not in route.path:
+            yield from find_sessions(route.app, prefix + route.path)
+        elif isinstance(route, Host):
+            yield from find_sessions(route.app, prefix)
 
 
 def _is(entry: Middleware, kind: type) -> bool:
@@ -77,18 +102,14 @@ def _construct(entry: Middleware, app: ASGIApp) -> ASGIApp:
 def _insert(app: Starlette, entry: Middleware, owner_id: str, owner_key: str) -> None:
     place = next(place for place, other in enumerate(app.user_middleware) if other is entry)
     app.user_middleware.insert(place + 1, Middleware(SessionStamp, owner_id, owner_key))
-    # Built anew, with the stamp, where something had called the app before it was
-    # served: a test client in the module, say, and then preload_app.
+    # Built anew, with the stamp, where something has called the app before it is served:
+    # a test client in its module, and then preload_app.
     app.middleware_stack = None
 
 
-def _wrap(sessions: SessionMiddleware, owner_id: str, owner_key: str) -> None:
-    sessions.app = SessionStamp(sessions.app, owner_id, owner_key)
-
-
-def _unchanged(app: ASGIApp) -> ASGIApp:
-    return app
+def _wrap(middleware: SessionMiddleware, owner_id: str, owner_key: str) -> None:
+    middleware.app = SessionStamp(middleware.app, owner_id, owner_key)
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands for the app within a middleware that is made only to be read."""
+    """Stand for the app within a middleware that is made only to be read."""

@@ -154,6 +154,9 @@ def _request_body(scope: Scope, receive: Receive) -> tuple[AsyncIterator[bytes] 
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    # aiohttp (3.14) holds the head back until the first piece of the body; the owner may
+    # answer before there is one.
+    yield b""
     more_body = True
     while more_body:
         message = await receive()

@@ -28,6 +28,8 @@ class Problem:
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.status = status
+        self._arguments = (status, type_, title, detail)
+        self._extra = headers
         self._body = json.dumps({"type": type_, "title": title, "status": status, "detail": detail}).encode()
         self._headers = (
             (b"content-type", b"application/problem+json"),
@@ -36,6 +38,10 @@ class Problem:
             (b"cache-control", b"no-store"),
             *headers,
         )
+
+    def with_header(self, name: bytes, value: bytes) -> Problem:
+        """Return the same problem with one header field more."""
+        return Problem(*self._arguments, (*self._extra, (name, value)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = "http.response"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from itsdangerous import TimestampSigner
+from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
 
 from gym_gunicorn.carriers import SessionCookie
-from gym_gunicorn.discovery import discover
+from gym_gunicorn.discovery import find_cors, find_sessions, session_middleware
+from gym_gunicorn.errors import Gone
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.private import PrivateApp, PrivateServer
-from gym_gunicorn.router import SessionRouter
+from gym_gunicorn.problems import SESSION_GONE
+from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter
 from gym_gunicorn.settings import Settings
 from gym_gunicorn.sockets import bind_private_socket, socket_path
 from gym_gunicorn.stamp import with_owner
@@ -45,28 +47,44 @@ def route(
     Raises:
         OSError: the private socket can't be bound.
     """
-    discovered = discover(app)
+    found = list(find_sessions(app))
+    problems = dict(PROBLEMS)
     if settings.secret_key is not None:
-        signer = TimestampSigner(settings.secret_key)
-        carrier = SessionCookie(signer, settings.session_cookie, settings.max_age, settings.owner_key)
-    elif discovered is not None:
-        carrier = discovered.cookie(settings.owner_key)
+        middlewares = [("", session_middleware(settings.secret_key, settings.session_cookie, settings.max_age))]
     else:
+        middlewares = [(session.prefix, session.middleware) for session in found]
+    if not middlewares:
         return None
     path = socket_path(directory, owner_id)
     listener = bind_private_socket(path, backlog)
-    if discovered is None:
+    for session in found:
+        session.place_stamp(owner_id, settings.owner_key)
+    if not found:
         app = with_owner(app, owner_id)
-    else:
-        discovered.place_stamp(owner_id, settings.owner_key)
+    if settings.expire_lost_cookie:
+        gone = SESSION_GONE
+        for _, middleware in middlewares:
+            gone = gone.with_header(b"set-cookie", _expired_cookie(middleware))
+        problems[Gone] = gone
+    around = find_cors(app)
     forwarder = AiohttpForwarder(directory, settings.max_forwards)
     router = SessionRouter(
         app,
         owner_id=owner_id,
-        carriers=[carrier],
+        carriers=[Placed(prefix, _cookie(middleware, settings.owner_key)) for prefix, middleware in middlewares],
         forwarder=forwarder,
         log=log,
         local_paths=settings.local_paths,
-        around_problems=discovered.around_problems if discovered is not None else lambda problem: problem,
+        problems={kind: around(problem) for kind, problem in problems.items()},
     )
     return Routed(router, PrivateServer(PrivateApp(app), listener, path), forwarder)
+
+
+def _cookie(middleware: SessionMiddleware, owner_key: str) -> SessionCookie:
+    return SessionCookie(middleware.signer, middleware.session_cookie, middleware.max_age, owner_key)
+
+
+def _expired_cookie(middleware: SessionMiddleware) -> bytes:
+    """Return the Set-Cookie field with which a session middleware expires its cookie."""
+    expires = "expires=Thu, 01 Jan 1970 00:00:00 GMT"
+    return f"{middleware.session_cookie}=null; path={middleware.path}; {expires}; {middleware.security_flags}".encode()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from logging import Logger
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,25 +12,43 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_gunicorn.carriers import Carrier
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, Truncated
 from gym_gunicorn.forwarder import Forwarder
-from gym_gunicorn.problems import EXCHANGE_BROKEN, OWNER_BUSY, SESSION_GONE, Problem
+from gym_gunicorn.problems import EXCHANGE_BROKEN, OWNER_BUSY, SESSION_GONE
 
-_PROBLEMS: dict[type[ForwardError], Problem] = {
+PROBLEMS: Mapping[type[ForwardError], ASGIApp] = {
     Gone: SESSION_GONE,
     Busy: OWNER_BUSY,
     Broken: EXCHANGE_BROKEN,
 }
 
 
-def owner_of(scope: Scope, carriers: Sequence[Carrier]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A carrier, and the prefix of the paths on which it counts: "" for all."""
+
+    prefix: str
+    carrier: Carrier
+
+
+def owner_of(scope: Scope, carriers: Sequence[Placed], local_paths: Sequence[str] = ()) -> str | None:
     """Return the owner ID that a request names, or ``None``.
 
-    The first carrier that is present decides, whether what it says is valid or not.
+    The first carrier that counts on the request's path and is present in the request
+    decides, whether what it says is valid or not. On ``local_paths`` none counts.
     """
-    for carrier in carriers:
-        carried = carrier.read(scope["headers"])
-        if carried is not None:
-            return carried.owner
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if any(is_below(path, prefix) for prefix in local_paths):
+        return None
+    for placed in carriers:
+        if is_below(path, placed.prefix):
+            carried = placed.carrier.read(scope["headers"])
+            if carried is not None:
+                return carried.owner
     return None
+
+
+def is_below(path: str, prefix: str) -> bool:
+    """Tell whether ``path`` begins with the segments of ``prefix``: "/a/b" does with "/a", "/ab" does not."""
+    return not prefix or path == prefix or path.startswith(prefix if prefix.endswith("/") else prefix + "/")
 
 
 class SessionRouter:
@@ -42,8 +61,7 @@ class SessionRouter:
         forwarder: the way to other workers.
         log: told of requests that an owner could not answer.
         local_paths: prefixes of paths that are never forwarded.
-        around_problems: what the app would put around an error of its own, such as
-            its CORS middleware.
+        problems: what answers where an owner can't, for each kind of error.
     """
 
     def __init__(
@@ -51,11 +69,11 @@ class SessionRouter:
         app: ASGIApp,
         *,
         owner_id: str,
-        carriers: Sequence[Carrier],
+        carriers: Sequence[Placed],
         forwarder: Forwarder,
         log: Logger,
         local_paths: Sequence[str] = (),
-        around_problems: Callable[[ASGIApp], ASGIApp] = lambda problem: problem,
+        problems: Mapping[type[ForwardError], ASGIApp] = PROBLEMS,
     ) -> None:
         self.app = app
         self.owner_id = owner_id
@@ -63,13 +81,13 @@ class SessionRouter:
         self.forwarder = forwarder
         self.local_paths = tuple(local_paths)
         self._losses = _LossLog(log)
-        self._problems = {kind: around_problems(problem) for kind, problem in _PROBLEMS.items()}
+        self.problems = problems
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope["path"].startswith(self.local_paths):
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
-        owner_id = owner_of(scope, self.carriers)
+        owner_id = owner_of(scope, self.carriers, self.local_paths)
         if owner_id is None or owner_id == self.owner_id:
             await self.app(scope, receive, send)
             return
@@ -81,7 +99,7 @@ class SessionRouter:
             self._losses.add(error)
         except ForwardError as error:
             self._losses.add(error)
-            await self._problems[type(error)](scope, receive, send)
+            await self.problems[type(error)](scope, receive, send)
 
 
 class _LossLog:

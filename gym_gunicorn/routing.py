@@ -85,6 +85,7 @@ class SessionRouting:
         session_cookie: str = Settings.session_cookie,
         max_age: int | None = Settings.max_age,
         local_paths: Sequence[str] = Settings.local_paths,
+        expire_lost_cookie: bool = Settings.expire_lost_cookie,
         max_forwards: int = Settings.max_forwards,
         directory: str = Settings.directory,
     ) -> None:
@@ -95,6 +96,7 @@ class SessionRouting:
             session_cookie=session_cookie,
             max_age=max_age,
             local_paths=local_paths,
+            expire_lost_cookie=expire_lost_cookie,
             max_forwards=max_forwards,
             directory=directory,
         )
@@ -149,6 +151,9 @@ class SessionRouting:
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
             unlink(worker.directory.socket_path(worker.owner_id))
+            _log(server).info(
+                "Owner %s is gone with worker (pid:%s): its sessions get 410", worker.owner_id, worker.pid
+            )
 
     @_contained
     def pre_exec(self, server: Arbiter) -> None:
@@ -228,8 +233,8 @@ class SessionRouting:
             self._hold(server, SocketDirectory.create(settings.directory, cfg.uid, cfg.gid))
         if state.directory is not None:
             _log(server).info(
-                "Session routing is on, private sockets in %s. A session ends with the worker that holds it: "
-                "a reload and max_requests end the sessions of the workers that they replace.",
+                "Session routing is on (%s): a session ends with its worker, "
+                "so a reload and max_requests end those of the workers that they replace",
                 state.directory.path,
             )
 
@@ -251,6 +256,7 @@ class SessionRouting:
         )
         if worker.routed is not None:
             worker.wsgi = worker.routed.app
+            worker.log.info("This worker is owner %s", owner_id)
         elif worker.announces:
             worker.log.warning(
                 "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "

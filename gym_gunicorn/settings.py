@@ -41,7 +41,14 @@ class Settings:
         14 * 24 * 60 * 60, "Seconds for which a session cookie is valid, or `None`. Used only with `secret_key`."
     )
     local_paths: Sequence[str] = _setting(
-        (), "Prefixes of paths that are handled by whichever worker they reach: static files, a login page."
+        (),
+        "Prefixes of paths, by whole segments, that are handled by whichever worker they reach: static files, "
+        "a login page.",
+    )
+    expire_lost_cookie: bool = _setting(
+        False,
+        "Whether a 410 also expires the session cookie, so that a browser starts over at its next request. "
+        "Off, since a program that goes on after a 410 would start over without a word.",
     )
     max_forwards: int = _setting(
         1000, "How many requests one worker may have in flight to one owner; more get 503 with `Retry-After`."
@@ -60,6 +67,8 @@ class Settings:
             raise _error("max_age", self.max_age, "a number of seconds above 0, or None")
         if not _is_positive(self.max_forwards):
             raise _error("max_forwards", self.max_forwards, "a number above 0")
+        if not isinstance(self.expire_lost_cookie, bool):
+            raise _error("expire_lost_cookie", self.expire_lost_cookie, "True or False")
         paths = self.local_paths
         if isinstance(paths, str) or not all(isinstance(path, str) and path.startswith("/") for path in paths):
             raise _error("local_paths", paths, 'a list of strings that begin with "/"')

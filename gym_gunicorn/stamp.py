@@ -62,9 +62,16 @@ class SessionStamp:
         scope[_SCOPE_KEY] = named if is_owner_id(named) else owner_id
 
         async def send_stamped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._stamp(session, owner_id)
+            if message["type"] != "http.response.start":
+                await send(message)
+                return
+            self._stamp(session, owner_id)
+            # The session middleware of an app that is mounted in this one has put its own
+            # session into the scope; the outer one would write that into its cookie.
+            inner = scope["session"]
+            scope["session"] = session
             await send(message)
+            scope["session"] = inner
 
         await self.app(scope, receive, send_stamped)
 

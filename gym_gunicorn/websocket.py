@@ -56,6 +56,8 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
 
 
 async def _frames(receive: Receive) -> AsyncIterator[bytes]:
+    # aiohttp (3.14) holds the head back until the first piece of the body.
+    yield b""
     while True:
         event = await receive()
         if event["type"] != "websocket.connect":

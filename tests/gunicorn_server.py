@@ -155,15 +155,21 @@ def gunicorn_server(
         config: the text of a configuration file. The default is the package's own
             configuration with a socket directory of this test's own. ``{parent}`` in
             it stands for the folder to make socket directories in.
-        workers: given as ``-w``, and waited for where ``ready`` is true.
+        workers: given as ``-w``, unless ``config`` sets ``workers`` itself, and waited
+            for where ``ready`` is true.
     """
     parent = Path(tempfile.mkdtemp(prefix="gg-", dir="/tmp"))
     # Workers may run as another user.
     parent.chmod(0o711)
     port = free_port()
     (parent / "conf.py").write_text((config or CONFIG).replace("{parent}", str(parent)))
-    command = [sys.executable, "-m", "gunicorn", "-c", str(parent / "conf.py"), "-b", f"127.0.0.1:{port}"]
-    command += ["-w", str(workers), "--no-control-socket", *arguments, app]
+    # Not `python -m gunicorn`: on SIGUSR2 gunicorn (27.0) then starts its successor as a script
+    # in its own package, where `import http` finds gunicorn.http.
+    gunicorn = str(Path(sys.executable).with_name("gunicorn"))
+    command = [gunicorn, "-c", str(parent / "conf.py"), "-b", f"127.0.0.1:{port}"]
+    if not re.search("^workers = ", config or "", re.MULTILINE):
+        command += ["-w", str(workers)]
+    command += ["--no-control-socket", *arguments, app]
     log_path = parent / "log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
