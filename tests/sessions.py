@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -54,9 +56,6 @@ class Caller:
 
 def owner_in(cookie: str | None) -> str | None:
     """Return the owner ID that a session cookie names, without checking its signature."""
-    import base64
-    import json
-
     if not cookie:
         return None
     payload = cookie.strip('"').split(".")[0]
