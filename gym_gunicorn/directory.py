@@ -57,19 +57,23 @@ class SocketDirectory:
         while True:
             try:
                 path = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-                descriptor = os.open(path, _OPEN)
-                if (uid, gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(descriptor, uid, gid)
             except OSError as error:
-                raise DirectoryError(
-                    f"the socket directory can't be made in {parent!r}: {error.strerror}. "
-                    "Make that folder writable, or set SessionRouting(directory=...) to another one."
-                ) from error
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            if _is_at(path, descriptor):
-                return cls(path, descriptor)
-            # A sweeper was faster than the lock.
-            os.close(descriptor)
+                raise _cannot_make(parent, error) from error
+            try:
+                # Whatever the umask left of it.
+                os.chmod(path, 0o700)
+                directory = cls(path, os.open(path, _OPEN))
+                fcntl.flock(directory.descriptor, fcntl.LOCK_SH)
+                if _is_at(path, directory.descriptor):
+                    directory.give_to(uid, gid)
+                    return directory
+                os.close(directory.descriptor)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                os.rmdir(path)
+                raise _cannot_make(parent, error) from error
+            # A sweeper was faster than the lock: once more.
 
     @classmethod
     def join(cls, inherited: str) -> SocketDirectory:
@@ -98,6 +102,12 @@ class SocketDirectory:
     def socket_path(self, owner_id: str) -> str:
         """Return the path of the private socket of the worker ``owner_id``."""
         return socket_path(self.path, owner_id)
+
+    def give_to(self, uid: int, gid: int) -> None:
+        """Make the directory that of ``uid`` and ``gid``, where it is not."""
+        status = os.fstat(self.descriptor)
+        if (status.st_uid, status.st_gid) != (uid, gid):
+            os.fchown(self.descriptor, uid, gid)
 
     def leave(self, wait: float = 0.0, force: bool = False) -> bool:
         """Give up the lock, and remove the directory if nobody else holds it.
@@ -136,6 +146,13 @@ def sweep(parent: str, uids: set[int]) -> list[str]:
                 if stat.S_ISDIR(status.st_mode) and status.st_uid in uids and _remove_if_unheld(entry.path):
                     removed.append(entry.path)
     return removed
+
+
+def _cannot_make(parent: str, error: OSError) -> DirectoryError:
+    return DirectoryError(
+        f"the socket directory can't be made in {parent!r}: {error.strerror}. "
+        "Make that folder writable, or set SessionRouting(directory=...) to another one."
+    )
 
 
 def _remove_if_unheld(path: str) -> bool:

@@ -7,12 +7,11 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 from gunicorn.arbiter import Arbiter
-from gunicorn.glogging import Logger
 
+from gym_gunicorn.arbiter import HOOKS, check, keep_over_reloads, log_of, state_of
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.routed import route
@@ -24,18 +23,6 @@ from gym_gunicorn.worker import RoutingWorker
 _INHERITED = "GYM_GUNICORN_DIRECTORY"
 
 _P = ParamSpec("_P")
-
-
-class ConfigurationError(RuntimeError):
-    """A server can't be started as it is configured. gunicorn prints the message and exits with 1."""
-
-
-@dataclass
-class _State:
-    """What an arbiter keeps over reloads of its configuration."""
-
-    directory: SocketDirectory | None = None
-    announced: bool = False
 
 
 def _contained(hook: Callable[Concatenate[SessionRouting, Any, _P], None]) -> Callable[..., None]:
@@ -64,17 +51,7 @@ class SessionRouting:
         SettingError: a setting has a value that it can't have.
     """
 
-    HOOKS = (
-        "on_starting",
-        "on_reload",
-        "nworkers_changed",
-        "pre_fork",
-        "post_worker_init",
-        "worker_exit",
-        "child_exit",
-        "pre_exec",
-        "on_exit",
-    )
+    HOOKS = HOOKS
 
     def __init__(
         self,
@@ -109,30 +86,42 @@ class SessionRouting:
         Raises:
             ConfigurationError, DirectoryError: the server can't be started so.
         """
-        self._check(server)
+        check(server)
         inherited = os.environ.pop(_INHERITED, None)
         if inherited is not None and server.master_pid:
             try:
                 self._hold(server, SocketDirectory.join(inherited))
             except DirectoryError as error:
-                _log(server).warning("Session routing: %s; the sessions of the old workers are gone.", error)
+                log_of(server).warning("Session routing: %s; the sessions of the old workers are gone.", error)
         self._prepare(server)
+        state_of(server).routing = self
+        keep_over_reloads(server)
 
     @_contained
     def on_reload(self, server: Arbiter) -> None:
-        state = _state(server)
+        state = state_of(server)
+        state.routing = self
         state.announced = False
-        if self.settings.routing == "off" and state.directory is not None:
-            _log(server).warning(
-                "Session routing is off now: sessions made before this reload start over wherever they land."
-            )
-        self._prepare(server)
+        directory = state.directory
+        if directory is not None:
+            if self.settings.routing == "off":
+                log_of(server).warning(
+                    "Session routing is off now: sessions made before this reload start over wherever they land."
+                )
+            directory.give_to(server.cfg.uid, server.cfg.gid)
+            return
+        try:
+            self._prepare(server)
+        except DirectoryError as error:
+            log_of(server).error("This server stays at one worker: %s", error)
+            server.cfg.set("workers", 1)
+            server.num_workers = 1
 
     @_contained
     def nworkers_changed(self, server: Arbiter, new_value: int, old_value: int | None) -> None:
         started = old_value is not None and server.cfg.workers == 1
-        if started and new_value > 1 and self.settings.routing != "off" and _state(server).directory is None:
-            _log(server).warning(
+        if started and new_value > 1 and self.settings.routing != "off" and state_of(server).directory is None:
+            log_of(server).warning(
                 "This server started with one worker, whose sessions name no owner: another worker would lose them. "
                 "It stays at one. Start it with two or more, or with SessionRouting(routing='always')."
             )
@@ -141,7 +130,7 @@ class SessionRouting:
     @_contained
     def pre_fork(self, server: Arbiter, worker: RoutingWorker) -> None:
         worker.hooked = True
-        state = _state(server)
+        state = state_of(server)
         if self._is_routed(server):
             worker.owner_id = new_owner_id()
             worker.directory = state.directory
@@ -150,26 +139,27 @@ class SessionRouting:
     @_contained
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
-            unlink(worker.directory.socket_path(worker.owner_id))
-            _log(server).info(
-                "Owner %s is gone with worker (pid:%s): its sessions get 410", worker.owner_id, worker.pid
-            )
+            died = unlink(worker.directory.socket_path(worker.owner_id))
+            if died:
+                log_of(server).warning(
+                    "Owner %s has died, worker (pid:%s): its sessions get 410", worker.owner_id, worker.pid
+                )
 
     @_contained
     def pre_exec(self, server: Arbiter) -> None:
-        directory = _state(server).directory
+        directory = state_of(server).directory
         if directory is not None:
             server.cfg.env_orig[_INHERITED] = directory.inheritance()
         else:
             server.cfg.env_orig.pop(_INHERITED, None)
             if self.settings.routing != "off":
-                _log(server).warning(
+                log_of(server).warning(
                     "The new arbiter's workers will not hold the sessions of this server's worker, which name no owner."
                 )
 
     @_contained
     def on_exit(self, server: Arbiter) -> None:
-        directory = _state(server).directory
+        directory = state_of(server).directory
         if directory is not None:
             alone = server.reexec_pid == 0 and server.master_pid == 0
             directory.leave(wait=1.0 if alone else 0.0, force=alone)
@@ -204,42 +194,26 @@ class SessionRouting:
 
     # Inside
 
-    def _check(self, server: Arbiter) -> None:
-        settings = server.cfg.settings
-        missing = [name for name in self.HOOKS if settings[name].get() is settings[name].default]
-        if missing:
-            raise ConfigurationError(
-                f"session routing needs the server hooks {', '.join(missing)}, which are not set. "
-                "Set each to the method of SessionRouting of that name, or call it from your own hook."
-            )
-        worker_class = server.cfg.worker_class
-        if not issubclass(worker_class, RoutingWorker):
-            raise ConfigurationError(
-                f"session routing needs the worker class gym_gunicorn.RoutingWorker or one derived from it, "
-                f"and worker_class is {server.cfg.worker_class_str!r}. Set worker_class, and leave out -k."
-            )
-
     def _is_routed(self, server: Arbiter) -> bool:
-        return self.settings.routing != "off" and _state(server).directory is not None
+        return self.settings.routing != "off" and state_of(server).directory is not None
 
     def _prepare(self, server: Arbiter) -> None:
         """Make the socket directory, where this server is to be routed and has none."""
         cfg, settings = server.cfg, self.settings
         if settings.routing == "off":
             return
-        state = _state(server)
+        state = state_of(server)
         if state.directory is None and (settings.routing == "always" or cfg.workers > 1):
             sweep(settings.directory, {os.geteuid(), cfg.uid})
             self._hold(server, SocketDirectory.create(settings.directory, cfg.uid, cfg.gid))
-        if state.directory is not None:
-            _log(server).info(
-                "Session routing is on (%s): a session ends with its worker, "
-                "so a reload and max_requests end those of the workers that they replace",
-                state.directory.path,
-            )
 
     def _hold(self, server: Arbiter, directory: SocketDirectory) -> None:
-        _state(server).directory = directory
+        state_of(server).directory = directory
+        log_of(server).info(
+            "Session routing is on (%s): a session ends with its worker, "
+            "so a reload and max_requests end those of the workers that they replace",
+            directory.path,
+        )
         # gunicorn calls on_exit only where it halts in good order (27.0: not when the
         # port is in use, a certificate is missing or two workers fail to boot).
         pid = os.getpid()
@@ -264,17 +238,3 @@ class SessionRouting:
                 "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
                 "keeps no state, SessionRouting(routing='off')."
             )
-
-
-def _state(server: Arbiter) -> _State:
-    """Return the arbiter's state; it hangs on the arbiter, since a reload makes a new ``SessionRouting``."""
-    state: _State | None = getattr(server, "session_routing", None)
-    if state is None:
-        state = _State()
-        setattr(server, "session_routing", state)  # noqa: B010  # gunicorn's types do not know it
-    return state
-
-
-def _log(server: Arbiter) -> Logger:
-    assert server.log is not None
-    return server.log

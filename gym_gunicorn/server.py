@@ -91,6 +91,7 @@ class RoutedServer(Server):
             for server in self.servers:
                 server.close()
             if self.routed is not None:
+                log.info("Owner %s stops: its sessions get 410", self.routed.app.owner_id)
                 self.routed.private.stop_accepting()
                 await self.routed.private.app.close_websockets()
             if not await self._drain():

@@ -52,6 +52,8 @@ def connect_failure(owner_id: str, error: OSError) -> Gone | Busy | None:
         return Gone(owner_id, "its socket is missing or refuses")
     if error.errno in (*_NO_ROOM, errno.ENOTCONN):
         return Busy(owner_id, f"no room for one more connection ({os.strerror(error.errno)})")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Busy(owner_id, "it belongs to another user; a reload has changed the user, and old workers are leaving")
     return None
 
 
@@ -96,7 +98,13 @@ def is_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def unlink(path: str) -> None:
-    """Remove ``path`` if it is there."""
-    with contextlib.suppress(FileNotFoundError):
+def unlink(path: str) -> bool:
+    """Remove ``path`` if it is there, and return whether it was.
+
+    Where the directory is another user's by now (a reload changed ``--user``), removing
+    is left to the arbiter.
+    """
+    with contextlib.suppress(FileNotFoundError, PermissionError):
         os.unlink(path)
+        return True
+    return False

@@ -1,0 +1,118 @@
+"""gunicorn's arbiter: what hangs on it, and what its configuration must hold, at the start and after reloads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
+
+from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.worker import RoutingWorker
+
+if TYPE_CHECKING:
+    from gym_gunicorn.routing import SessionRouting
+
+HOOKS = (
+    "on_starting",
+    "on_reload",
+    "nworkers_changed",
+    "pre_fork",
+    "post_worker_init",
+    "worker_exit",
+    "child_exit",
+    "pre_exec",
+    "on_exit",
+)
+
+
+class ConfigurationError(RuntimeError):
+    """A server can't be started as it is configured. gunicorn prints the message and exits with 1."""
+
+
+@dataclass
+class State:
+    """What outlives a reload, which makes a new ``SessionRouting``.
+
+    ``routing`` is the one in force. ``directory`` is there as soon as the server has
+    been routed. ``announced``: a worker has been told to say what it found.
+    """
+
+    routing: SessionRouting | None = None
+    directory: SocketDirectory | None = None
+    announced: bool = False
+
+
+def state_of(server: Arbiter) -> State:
+    """Return the state that hangs on the arbiter."""
+    state: State | None = getattr(server, "session_routing", None)
+    if state is None:
+        state = State()
+        setattr(server, "session_routing", state)  # noqa: B010  # gunicorn's types do not know it
+    return state
+
+
+def log_of(server: Arbiter) -> Logger:
+    """Return the arbiter's log, which it has as soon as it calls hooks."""
+    assert server.log is not None
+    return server.log
+
+
+def check(server: Arbiter) -> None:
+    """Verify that every hook of ours is in place, and the worker class.
+
+    A hook that the user has set counts as in place: it is to call ours.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    missing = _missing_hooks(server)
+    if missing:
+        raise ConfigurationError(
+            f"session routing needs the server hooks {', '.join(missing)}, which are not set. "
+            "Set each to the method of SessionRouting of that name, or call it from your own hook."
+        )
+    if not issubclass(server.worker_class, RoutingWorker):
+        raise ConfigurationError(
+            f"session routing needs the worker class gym_gunicorn.RoutingWorker or one derived from it, "
+            f"and worker_class is {server.cfg.worker_class_str!r}. Set worker_class, and leave out -k."
+        )
+
+
+def keep_over_reloads(server: Arbiter) -> None:
+    """See to it that no reload takes routing away without a word.
+
+    gunicorn (27.0) runs no hook of the old configuration once it has read a new one: one
+    without our hooks, or with another worker class, would have sessions start over
+    silently. What it lacks is put back, and an error says so.
+    """
+    setup = server.setup
+
+    def setup_and_keep(app: BaseApplication) -> None:
+        setup(app)
+        routing = state_of(server).routing
+        if routing is None:
+            return
+        lost = _missing_hooks(server)
+        for name in lost:
+            server.cfg.set(name, getattr(routing, name))
+        if not issubclass(server.worker_class, RoutingWorker):
+            lost.append("worker_class")
+            server.cfg.set("worker_class", "gym_gunicorn.RoutingWorker")
+            server.worker_class = server.cfg.worker_class
+        if lost:
+            log_of(server).error(
+                "The configuration that was read again lacks what session routing needs: %s. It stays as it was, "
+                "since sessions would be lost without a word. To be without it, restart the server, or set "
+                "SessionRouting(routing='off').",
+                ", ".join(lost),
+            )
+
+    server.setup = setup_and_keep  # type: ignore[method-assign]
+
+
+def _missing_hooks(server: Arbiter) -> list[str]:
+    settings = server.cfg.settings
+    return [name for name in HOOKS if settings[name].get() is settings[name].default]
