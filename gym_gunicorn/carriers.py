@@ -95,7 +95,7 @@ class SessionCookie:
         try:
             data, signed = self._signer.unsign(value.encode("utf-8"), return_timestamp=True)
             session = json.loads(b64decode(data))
-        except (BadSignature, ValueError, OverflowError, RecursionError):
+        except (BadSignature, ValueError, OverflowError, OSError, RecursionError):
             return NO_OWNER, 0
         owner = session.get(self._owner_key) if isinstance(session, dict) else None
         return (Carried(owner) if is_owner_id(owner) else NO_OWNER), int(signed.timestamp())

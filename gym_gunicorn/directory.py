@@ -63,17 +63,19 @@ class SocketDirectory:
                 # Whatever the umask left of it.
                 os.chmod(path, 0o700)
                 directory = cls(path, os.open(path, _OPEN))
-                fcntl.flock(directory.descriptor, fcntl.LOCK_SH)
-                if _is_at(path, directory.descriptor):
-                    directory.give_to(uid, gid)
-                    return directory
-                os.close(directory.descriptor)
             except FileNotFoundError:
-                pass
+                # A sweeper was faster.
+                continue
+            fcntl.flock(directory.descriptor, fcntl.LOCK_SH)
+            if not _is_at(path, directory.descriptor):
+                os.close(directory.descriptor)
+                continue
+            try:
+                directory.give_to(uid, gid)
             except OSError as error:
-                os.rmdir(path)
+                directory.leave(force=True)
                 raise _cannot_make(parent, error) from error
-            # A sweeper was faster than the lock: once more.
+            return directory
 
     @classmethod
     def join(cls, inherited: str) -> SocketDirectory:
@@ -84,14 +86,17 @@ class SocketDirectory:
         Raises:
             DirectoryError: the directory is not there any more.
         """
+        number, _, path = inherited.partition(":")
         try:
-            number, path = inherited.split(":", 1)
             descriptor = int(number)
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise ValueError(f"{inherited!r} leads to no directory")
             os.set_inheritable(descriptor, False)
-            if not _is_at(path, descriptor):
-                raise DirectoryError(f"the old arbiter's socket directory {path!r} is gone")
-        except (ValueError, OSError) as error:
+        except (ValueError, OverflowError, OSError) as error:
             raise DirectoryError(f"the old arbiter's socket directory can't be joined: {error}") from error
+        if not _is_at(path, descriptor):
+            os.close(descriptor)
+            raise DirectoryError(f"the old arbiter's socket directory {path!r} is gone")
         return cls(path, descriptor)
 
     def inheritance(self) -> str:

@@ -16,8 +16,9 @@ class CancelOnDisconnect:
     sent its whole response is left to finish.
 
     The middleware reads one event ahead of the handler and no more, so bodies are
-    still streamed, and a body announced by ``Expect: 100-continue`` is not asked for
-    before the handler asks. It costs a task a request. WebSockets pass unchanged:
+    still streamed. A body announced by ``Expect: 100-continue`` is not asked for before
+    the handler asks; until then a caller that leaves is not noticed. It costs a task a
+    request. WebSockets pass unchanged:
     their handlers always read.
     """
 
@@ -29,13 +30,16 @@ class CancelOnDisconnect:
             await self.app(scope, receive, send)
             return
 
-        events: asyncio.Queue[Message] = asyncio.Queue()
+        events: asyncio.Queue[Message | Exception] = asyncio.Queue()
         asked = asyncio.Event()
         answered = False
 
         async def receive_event() -> Message:
             asked.set()
-            return await events.get()
+            event = await events.get()
+            if isinstance(event, Exception):
+                raise event
+            return event
 
         async def send_event(message: Message) -> None:
             nonlocal answered
@@ -46,13 +50,17 @@ class CancelOnDisconnect:
             if expects_continue(scope):
                 await asked.wait()
             while True:
-                message = await receive()
-                asked.clear()
+                try:
+                    message = await receive()
+                except Exception as error:
+                    events.put_nowait(error)
+                    return
                 events.put_nowait(message)
                 if message["type"] == "http.disconnect":
                     break
                 if message.get("more_body", False):
                     await asked.wait()
+                    asked.clear()
             if not answered:
                 handler.reschedule(0)
 

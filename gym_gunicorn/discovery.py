@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.sessions import SessionMiddleware
-from starlette.routing import BaseRoute, Host, Mount
+from starlette.routing import Host, Mount, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gym_gunicorn.stamp import SessionStamp
@@ -33,31 +34,21 @@ class FoundSession:
     place_stamp: Callable[[str, str], None]
 
 
-def find_sessions(app: ASGIApp, prefix: str = "") -> Iterator[FoundSession]:
+def find_sessions(app: ASGIApp) -> Iterator[FoundSession]:
     """Find the session middlewares of ``app``, those of apps mounted in it before its own.
 
     Looks through plain ASGI wrappers that expose ``.app``, into the middlewares and the
     mounts of Starlette and FastAPI apps. Of several around one another the innermost is
     found, since its session is the one that handlers see.
     """
-    found: FoundSession | None = None
-    for layer in _layers(app):
-        if isinstance(layer, SessionMiddleware):
-            found = FoundSession(prefix, layer, partial(_wrap, layer))
-        if isinstance(layer, Starlette):
-            yield from _find_mounted(layer.routes, prefix)
-            for entry in layer.user_middleware:
-                if _is(entry, SessionMiddleware):
-                    middleware = _construct(entry, _nothing)
-                    assert isinstance(middleware, SessionMiddleware)
-                    found = FoundSession(prefix, middleware, partial(_insert, layer, entry))
-    if found is not None:
-        yield found
+    yield from _find_below(app, "", set())
 
 
 def find_cors(app: ASGIApp) -> Wrapper:
     """Return what wraps an answer as the CORS middleware of ``app`` would; without one, nothing does."""
-    for layer in _layers(app):
+    for layer in _layers(app, set()):
+        if isinstance(layer, CORSMiddleware):
+            return partial(_around, layer)
         if isinstance(layer, Starlette):
             for entry in layer.user_middleware:
                 if _is(entry, CORSMiddleware):
@@ -70,28 +61,46 @@ def session_middleware(secret_key: str, session_cookie: str, max_age: int | None
     return SessionMiddleware(_nothing, secret_key, session_cookie, max_age)
 
 
-def _layers(app: ASGIApp) -> Iterator[ASGIApp]:
-    """Yield ``app`` and what it wraps, to the innermost, or to the app of a framework."""
-    seen: set[int] = set()
+def _layers(app: ASGIApp, seen: set[int]) -> Iterator[ASGIApp]:
+    """Yield ``app`` and what it wraps, to the innermost, or to the app of a framework; none that was ``seen``."""
     while id(app) not in seen:
         seen.add(id(app))
         yield app
-        if isinstance(app, Starlette):
+        if isinstance(app, Starlette | Router):
             return
         app = getattr(app, "app", app)
 
 
-def _find_mounted(routes: list[BaseRoute], prefix: str) -> Iterator[FoundSession]:
-    for route in routes:
-        # A path with parameters is not one prefix.
-        if isinstance(route, Mount) and "{" not in route.path:
-            yield from find_sessions(route.app, prefix + route.path)
-        elif isinstance(route, Host):
-            yield from find_sessions(route.app, prefix)
+def _find_below(app: ASGIApp, prefix: str, seen: set[int]) -> Iterator[FoundSession]:
+    found: FoundSession | None = None
+    for layer in _layers(app, seen):
+        if isinstance(layer, SessionMiddleware):
+            found = FoundSession(prefix, layer, partial(_wrap, layer))
+        if isinstance(layer, Starlette | Router):
+            for route in layer.routes:
+                # A path with parameters is not one prefix.
+                if isinstance(route, Mount) and "{" not in route.path:
+                    yield from _find_below(route.app, prefix + route.path, seen)
+                elif isinstance(route, Host):
+                    yield from _find_below(route.app, prefix, seen)
+        if isinstance(layer, Starlette):
+            for entry in layer.user_middleware:
+                if _is(entry, SessionMiddleware):
+                    middleware = _construct(entry, _nothing)
+                    assert isinstance(middleware, SessionMiddleware)
+                    found = FoundSession(prefix, middleware, partial(_insert, layer, entry))
+    if found is not None:
+        yield found
 
 
 def _is(entry: Middleware, kind: type) -> bool:
     return isinstance(entry.cls, type) and issubclass(entry.cls, kind)
+
+
+def _around(layer: CORSMiddleware, app: ASGIApp) -> ASGIApp:
+    other = copy.copy(layer)
+    other.app = app
+    return other
 
 
 def _construct(entry: Middleware, app: ASGIApp) -> ASGIApp:

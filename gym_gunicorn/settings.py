@@ -70,7 +70,11 @@ class Settings:
         if not isinstance(self.expire_lost_cookie, bool):
             raise _error("expire_lost_cookie", self.expire_lost_cookie, "True or False")
         paths = self.local_paths
-        if isinstance(paths, str) or not all(isinstance(path, str) and path.startswith("/") for path in paths):
+        if (
+            isinstance(paths, str)
+            or not isinstance(paths, Sequence)
+            or not all(isinstance(path, str) and path.startswith("/") for path in paths)
+        ):
             raise _error("local_paths", paths, 'a list of strings that begin with "/"')
 
 

@@ -74,7 +74,10 @@ def listener_process(owner_id: str, path: str) -> int | None:
         try:
             probe.connect(path)
         except OSError as error:
-            raise connect_failure(owner_id, error) or error from error
+            failure = connect_failure(owner_id, error)
+            if failure is None:
+                raise
+            raise failure from error
         if not (hasattr(socket, "SO_PEERCRED") and hasattr(os, "pidfd_open")):
             return None
         pid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]

@@ -9,14 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gym_gunicorn.owner import is_owner_id
 
 _SCOPE_KEY = "gym_gunicorn.owner"
+_INNERMOST_KEY = "gym_gunicorn.session"
 
 
 def session_owner(scope: Scope) -> str | None:
     """Return the owner ID of the session that ``scope`` belongs to, for an app's logs.
 
     For a session that this request makes it is the worker that handles it, and so
-    for a request that has no session. ``None`` where the server's workers are not
-    routed, and outside the session middleware.
+    for a request that has no session. ``None`` where the server's workers are not routed.
     """
     owner: str | None = scope.get(_SCOPE_KEY)
     return owner
@@ -60,18 +60,26 @@ class SessionStamp:
 
         named = session.get(self.owner_key)
         scope[_SCOPE_KEY] = named if is_owner_id(named) else owner_id
+        scope[_INNERMOST_KEY] = session
 
         async def send_stamped(message: Message) -> None:
             if message["type"] != "http.response.start":
                 await send(message)
                 return
+            present = scope["session"]
+            if present is not scope[_INNERMOST_KEY]:
+                # The app has put another session in the place of the one that it was given.
+                self._stamp(present, owner_id)
+                await send(message)
+                return
             self._stamp(session, owner_id)
             # The session middleware of an app that is mounted in this one has put its own
             # session into the scope; the outer one would write that into its cookie.
-            inner = scope["session"]
             scope["session"] = session
-            await send(message)
-            scope["session"] = inner
+            try:
+                await send(message)
+            finally:
+                scope["session"] = present
 
         await self.app(scope, receive, send_stamped)
 

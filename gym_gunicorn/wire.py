@@ -71,6 +71,8 @@ def decode_head(value: bytes) -> Scope:
         version, entries, raw_path, query_string, client, server, headers = json.loads(value)
         if version != VERSION:
             raise WireError(f"head of version {version!r}, this release reads {VERSION}")
+        if entries["type"] not in ("http", "websocket"):
+            raise WireError(f"head of a {entries['type']!r}")
         return {
             **entries,
             "raw_path": raw_path.encode("latin-1"),
@@ -81,7 +83,7 @@ def decode_head(value: bytes) -> Scope:
         }
     except WireError:
         raise
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError(f"unreadable head: {type(error).__name__}") from error
 
 
@@ -103,7 +105,7 @@ def decode_reply(value: str) -> Message:
         return {"type": "http.response.start", "status": int(status), "headers": _pairs(headers)}
     except WireError:
         raise
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError(f"unreadable reply: {type(error).__name__}") from error
 
 
@@ -178,5 +180,5 @@ class FrameReader:
             return event
         except WireError:
             raise
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise WireError(f"unreadable frame: {type(error).__name__}") from error

@@ -35,6 +35,7 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._hurry = False
+        self._stopped_by = "told to"
 
     def init_process(self) -> None:
         if not self.hooked:
@@ -73,11 +74,12 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         self.alive = False
+        self._stopped_by = signal.Signals(signum).name
         self._hurry = self._hurry or signum != signal.SIGTERM
 
     def _must_stop(self) -> str | None:
         if not self.alive:
-            return "told to"
+            return self._stopped_by
         if os.getppid() != self.ppid:
             return f"the arbiter (pid {self.ppid}) is gone"
         return None
