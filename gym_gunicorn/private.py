@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,10 +20,6 @@ from gym_gunicorn.problems import EXCHANGE_BROKEN
 from gym_gunicorn.sockets import unlink
 
 log = logging.getLogger("uvicorn.error")
-
-# Fields that say how a body is framed, on this connection and on the caller's.
-_FRAMING = (b"content-length", b"transfer-encoding")
-
 
 class PrivateApp:
     """ASGI application that gives the app the caller's own request.
@@ -53,18 +50,31 @@ class PrivateApp:
             await self._http(callers, receive, send)
 
     async def close_websockets(self) -> None:
-        """Tell both ends of all WebSockets that their owner stops."""
-        for websocket in list(self._websockets):
-            await websocket.stop()
+        """Tell both ends of all WebSockets that their owner stops; one that takes nothing is not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.gather(*(websocket.stop() for websocket in self._websockets))
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_reply(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                framing = [field for field in message.get("headers", ()) if field[0].lower() in _FRAMING]
-                message = {**message, "headers": [(wire.REPLY_FIELD, wire.encode_reply(message)), *framing]}
-            await send(message)
+        complete = False
 
-        await self.app(scope, receive, send_reply)
+        async def send_reply(message: Message) -> None:
+            nonlocal complete
+            if message["type"] == "http.response.start":
+                headers = [(wire.REPLY_FIELD, wire.encode_reply(message)), *_framing(message.get("headers", ()))]
+                # Clients take a status below 200 for an interim one, and wait for another.
+                message = {**message, "status": max(message["status"], 200), "headers": headers}
+            await send(message)
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+        try:
+            await self.app(scope, receive, send_reply)
+        except Exception:
+            if not complete:
+                raise
+            # A background task: uvicorn would close the connection, which may serve
+            # another caller's request by now.
+            log.exception("Exception in ASGI application, after its reply")
 
     async def _websocket(self, scope: Scope, websocket: _WebSocket) -> None:
         reader = asyncio.create_task(websocket.read())
@@ -202,6 +212,17 @@ class PrivateServer:
             self._listener.close()
         else:
             self._server.close()
+
+
+def _framing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the length of a reply's body as uvicorn takes it from the app's ``headers``, or nothing for chunks."""
+    lengths = []
+    for name, value in headers:
+        if name.lower() == b"transfer-encoding" and value.lower() == b"chunked":
+            return []
+        if name.lower() == b"content-length":
+            lengths.append((name, value))
+    return lengths[:1]
 
 
 def _without_access_log(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
