@@ -56,8 +56,8 @@ async def _integer(request: Request, name: str) -> int:
     if not isinstance(body, dict):
         raise HTTPException(422, "the body is not a JSON object")
     value = body.get(name)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise HTTPException(422, f"{name!r} must be an integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise HTTPException(422, f"{name!r} must be an integer of at most 64 bits")
     return value
 
 
