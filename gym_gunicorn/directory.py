@@ -156,7 +156,7 @@ def sweep(parent: str, uids: set[int]) -> list[str]:
 def _cannot_make(parent: str, error: OSError) -> DirectoryError:
     return DirectoryError(
         f"the socket directory can't be made in {parent!r}: {error.strerror}. "
-        "Make that folder writable, or set SessionRouting(directory=...) to another one."
+        "The folder must exist, and this user must be able to write to it; SessionRouting(directory=...) names another."
     )
 
 

@@ -18,8 +18,10 @@ from gym_gunicorn import wire
 from gym_gunicorn.peer import KEEP_ALIVE
 from gym_gunicorn.problems import EXCHANGE_BROKEN
 from gym_gunicorn.sockets import unlink
+from gym_gunicorn.stopping import AnswerCancelled
 
 log = logging.getLogger("uvicorn.error")
+
 
 class PrivateApp:
     """ASGI application that gives the app the caller's own request.
@@ -171,7 +173,7 @@ class PrivateServer:
         path: the socket's path, removed when the server stops accepting.
     """
 
-    def __init__(self, app: PrivateApp, listener: socket.socket, path: str) -> None:
+    def __init__(self, app: AnswerCancelled, listener: socket.socket, path: str) -> None:
         self.app = app
         self.path = path
         self.state = ServerState()

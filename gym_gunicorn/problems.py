@@ -71,6 +71,12 @@ OWNER_BUSY = Problem(
     "send it again after a moment.",
     ((b"retry-after", b"1"),),
 )
+SERVER_STOPPING = Problem(
+    503,
+    "urn:gym-gunicorn:server-stopping",
+    "Server stopping",
+    "The worker process that handled this request had to stop before it was answered. It may have been run in part.",
+)
 EXCHANGE_BROKEN = Problem(
     502,
     "urn:gym-gunicorn:exchange-broken",

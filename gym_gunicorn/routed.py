@@ -13,21 +13,31 @@ from gym_gunicorn.discovery import find_cors, find_sessions, session_middleware
 from gym_gunicorn.errors import Gone
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.private import PrivateApp, PrivateServer
-from gym_gunicorn.problems import SESSION_GONE
+from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
 from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter
 from gym_gunicorn.settings import Settings
 from gym_gunicorn.sockets import bind_private_socket, socket_path
 from gym_gunicorn.stamp import with_owner
+from gym_gunicorn.stopping import AnswerCancelled
 
 
 @dataclass
 class Routed:
     """A routed worker's parts. ``app`` is what its public server serves."""
 
-    app: SessionRouter
+    owner_id: str
+    app: AnswerCancelled
+    router: SessionRouter
     private: PrivateServer
+    private_app: PrivateApp
     forwarder: Forwarder
     _moved: int = 0
+
+    async def begin_stop(self) -> None:
+        """Take no more from siblings that would need a new connection, and end their WebSockets."""
+        self.app.stopping = self.private.app.stopping = True
+        self.private.stop_accepting()
+        await self.private_app.close_websockets()
 
     def moved_requests(self) -> int:
         """Return by how many more requests, since the last call, this worker handled than it received."""
@@ -77,7 +87,16 @@ def route(
         local_paths=settings.local_paths,
         problems={kind: around(problem) for kind, problem in problems.items()},
     )
-    return Routed(router, PrivateServer(PrivateApp(app), listener, path), forwarder)
+    stopping = around(SERVER_STOPPING)
+    private_app = PrivateApp(app)
+    return Routed(
+        owner_id=owner_id,
+        app=AnswerCancelled(router, stopping),
+        router=router,
+        private=PrivateServer(AnswerCancelled(private_app, stopping), listener, path),
+        private_app=private_app,
+        forwarder=forwarder,
+    )
 
 
 def _cookie(middleware: SessionMiddleware, owner_key: str) -> SessionCookie:

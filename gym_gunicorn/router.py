@@ -103,21 +103,26 @@ class SessionRouter:
 
 
 class _LossLog:
-    """Logs what was lost: the first of its kind at once, then one line in ten seconds."""
+    """Logs what was lost: for each owner and reason one line at once, then at most one in ten seconds."""
 
     _INTERVAL = 10.0
+    _MOST = 100
 
     def __init__(self, log: Logger) -> None:
         self._log = log
-        self._kinds: dict[type[ForwardError], tuple[float, int]] = {}
+        self._losses: dict[tuple[str, type[ForwardError]], tuple[float, int]] = {}
 
     def add(self, error: ForwardError) -> None:
         now = time.monotonic()
-        logged_at, unlogged = self._kinds.get(type(error), (-self._INTERVAL, 0))
+        key = (error.owner_id, type(error))
+        logged_at, unlogged = self._losses.pop(key, (-self._INTERVAL, 0))
         if now - logged_at < self._INTERVAL:
-            self._kinds[type(error)] = (logged_at, unlogged + 1)
+            self._losses[key] = (logged_at, unlogged + 1)
             return
-        self._kinds[type(error)] = (now, 0)
+        self._losses[key] = (now, 0)
+        if len(self._losses) > self._MOST:
+            # The one that was logged the longest ago; owner IDs come from outside.
+            del self._losses[next(iter(self._losses))]
         more = f" (and {unlogged} more since the last such line)" if unlogged else ""
         kind = type(error).__name__.lower()
         self._log.warning("A session's request was not answered by its owner: %s: %s%s", kind, error, more)

@@ -210,8 +210,8 @@ class SessionRouting:
     def _hold(self, server: Arbiter, directory: SocketDirectory) -> None:
         state_of(server).directory = directory
         log_of(server).info(
-            "Session routing is on (%s): a session ends with its worker, "
-            "so a reload and max_requests end those of the workers that they replace",
+            "Session routing: private sockets in %s. A session ends with its worker, so a reload and max_requests "
+            "end those of the workers that they replace",
             directory.path,
         )
         # gunicorn calls on_exit only where it halts in good order (27.0: not when the

@@ -62,8 +62,9 @@ class RoutedServer(Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the worker.
 
-        uvicorn's own raises each signal again after serving, with the default action, so
-        that the process dies before gunicorn's ``worker_exit``.
+        uvicorn's own puts its handlers in the place of the worker's, and raises each signal
+        again after serving: under the default action the process would die before
+        gunicorn's ``worker_exit``.
         """
         yield
 
@@ -91,9 +92,8 @@ class RoutedServer(Server):
             for server in self.servers:
                 server.close()
             if self.routed is not None:
-                log.info("Owner %s stops: its sessions get 410", self.routed.app.owner_id)
-                self.routed.private.stop_accepting()
-                await self.routed.private.app.close_websockets()
+                log.info("Owner %s stops: its sessions get 410", self.routed.owner_id)
+                await self.routed.begin_stop()
             if not await self._drain():
                 await self._cancel()
             for state in self._states():

@@ -9,12 +9,20 @@ from types import FrameType
 from typing import Any
 
 from gunicorn.arbiter import Arbiter
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
 from starlette.types import ASGIApp
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.server import RoutedServer
+
+_WITHOUT_HOOKS = (
+    "the worker class gym_gunicorn.RoutingWorker needs the hooks of SessionRouting, and pre_fork is not in place: "
+    "sessions would reach workers that do not hold them. Use `-c python:gym_gunicorn.conf`, begin the configuration "
+    "with `from gym_gunicorn.conf import *`, or call SessionRouting's hooks from yours."
+)
 
 
 class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has no types
@@ -37,14 +45,15 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         self._hurry = False
         self._stopped_by = "told to"
 
+    @classmethod
+    def check_config(cls, cfg: Config, log: Logger) -> None:
+        """Refuse to start without the hooks. gunicorn calls this at the start, not at a reload."""
+        if cfg.settings["pre_fork"].get() is cfg.settings["pre_fork"].default:
+            raise RuntimeError(_WITHOUT_HOOKS)
+
     def init_process(self) -> None:
         if not self.hooked:
-            self.log.error(
-                "The worker class %s needs the hooks of SessionRouting, and pre_fork is not in place: without them "
-                "sessions would reach workers that do not hold them. Use `-c python:gym_gunicorn.conf`, begin the "
-                "configuration with `from gym_gunicorn.conf import *`, or call SessionRouting's hooks from yours.",
-                type(self).__name__,
-            )
+            self.log.error(_WITHOUT_HOOKS)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
         super().init_process()
 

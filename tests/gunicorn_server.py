@@ -18,6 +18,10 @@ from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Not `python -m gunicorn`: on SIGUSR2 gunicorn (27.0) would start its successor as a script in
+# its own package, where `import http` finds gunicorn.http.
+GUNICORN = Path(sys.executable).with_name("gunicorn")
+
 T = TypeVar("T")
 
 
@@ -147,6 +151,7 @@ def gunicorn_server(
     workers: int = 4,
     ready: bool = True,
     cwd: Path = ROOT,
+    gunicorn: Path = GUNICORN,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[GunicornServer]:
     """Run ``gunicorn [arguments] app``, and end it and all that it left behind at the end.
@@ -157,16 +162,14 @@ def gunicorn_server(
             it stands for the folder to make socket directories in.
         workers: given as ``-w``, unless ``config`` sets ``workers`` itself, and waited
             for where ``ready`` is true.
+        gunicorn: the command, of another environment than this process's.
     """
     parent = Path(tempfile.mkdtemp(prefix="gg-", dir="/tmp"))
     # Workers may run as another user.
     parent.chmod(0o711)
     port = free_port()
     (parent / "conf.py").write_text((config or CONFIG).replace("{parent}", str(parent)))
-    # Not `python -m gunicorn`: on SIGUSR2 gunicorn (27.0) then starts its successor as a script
-    # in its own package, where `import http` finds gunicorn.http.
-    gunicorn = str(Path(sys.executable).with_name("gunicorn"))
-    command = [gunicorn, "-c", str(parent / "conf.py"), "-b", f"127.0.0.1:{port}"]
+    command = [str(gunicorn), "-c", str(parent / "conf.py"), "-b", f"127.0.0.1:{port}"]
     if not re.search("^workers = ", config or "", re.MULTILINE):
         command += ["-w", str(workers)]
     command += ["--no-control-socket", *arguments, app]

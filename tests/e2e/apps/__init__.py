@@ -1,0 +1,1 @@
+"""Apps that the end-to-end tests serve."""
