@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from itsdangerous import TimestampSigner
-from itsdangerous.exc import BadSignature
+from itsdangerous import TimestampSigner, URLSafeSerializer
+from itsdangerous.exc import BadData, BadSignature
 from starlette.requests import cookie_parser
 
-from gym_gunicorn.owner import is_owner_id
+from gym_gunicorn.owner import is_owner_id, owner_in
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-# Verified cookies are remembered, since verifying one takes about ten times as
-# long as looking it up. 4,096 entries of at most 2 KiB bound the memory at
-# 8 MiB a worker, whatever callers send; longer cookies are verified each time.
-_CACHED_COOKIES = 4096
-_CACHED_COOKIE_LENGTH = 2048
+# What was verified is remembered, since verifying takes about ten times as long as
+# looking it up. 4,096 entries of at most 2 KiB bound the memory at 8 MiB a carrier,
+# whatever callers send; longer cookies and tokens are verified each time.
+_CACHED = 4096
+_CACHED_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SessionCookie:
         self.max_age = max_age
         self._signer = signer
         self._owner_key = owner_key
-        self._verified = lru_cache(_CACHED_COOKIES)(self._verify)
+        self._verified = lru_cache(_CACHED)(self._verify)
 
     def read(self, headers: Headers) -> Carried | None:
         # Several Cookie fields are read like one, and of several cookies with
@@ -80,7 +80,7 @@ class SessionCookie:
                 value = cookie_parser(field.decode("latin-1")).get(self.name, value)
         if value is None:
             return None
-        verify = self._verified if len(value) <= _CACHED_COOKIE_LENGTH else self._verify
+        verify = self._verified if len(value) <= _CACHED_LENGTH else self._verify
         carried, signed_at = verify(value)
         if carried.owner is None or self.max_age is None:
             return carried
@@ -99,3 +99,44 @@ class SessionCookie:
             return NO_OWNER, 0
         owner = session.get(self._owner_key) if isinstance(session, dict) else None
         return (Carried(owner) if is_owner_id(owner) else NO_OWNER), int(signed.timestamp())
+
+
+class SessionToken:
+    """A signed token in a header field, for callers that keep no cookies, such as MCP clients.
+
+    The token is a mapping, serialized by ``itsdangerous.URLSafeSerializer``. It names its
+    owner under ``owner_key``, or by a session ID that holds one.
+
+    Args:
+        serializer: what the app signs its tokens with: secret and salt.
+        header: the field's name.
+        owner_key: the key of the token under which the owner ID is kept.
+        session_id_key: the key of the token under which the session ID is kept.
+    """
+
+    def __init__(self, serializer: URLSafeSerializer, header: str, owner_key: str, session_id_key: str) -> None:
+        self.header = header
+        self._name = header.lower().encode("latin-1")
+        self._serializer = serializer
+        self._owner_key = owner_key
+        self._session_id_key = session_id_key
+        self._verified = lru_cache(_CACHED)(self._verify)
+
+    def read(self, headers: Headers) -> Carried | None:
+        for name, field in headers:
+            if name == self._name:
+                verify = self._verified if len(field) <= _CACHED_LENGTH else self._verify
+                return verify(field)
+        return None
+
+    def _verify(self, field: bytes) -> Carried:
+        try:
+            token = self._serializer.loads(field.decode("latin-1"))
+        except (BadData, ValueError, RecursionError):
+            return NO_OWNER
+        if not isinstance(token, dict):
+            return NO_OWNER
+        owner = token.get(self._owner_key)
+        if not is_owner_id(owner):
+            owner = owner_in(token.get(self._session_id_key))
+        return NO_OWNER if owner is None else Carried(owner)

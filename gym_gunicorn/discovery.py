@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_gunicorn.stamp import SessionStamp
 
 Wrapper = Callable[[ASGIApp], ASGIApp]
+MakeStamp = partial[SessionStamp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,25 @@ class FoundSession:
 
     ``middleware`` is the app's own or one made like it, to read its signer, cookie name,
     ``max_age``, path and flags from. ``prefix`` is the path below which it is the one
-    that handlers see, "" for all paths. ``place_stamp`` puts a stamp for an owner ID,
-    with a session key, inside the app's own.
+    that handlers see, "" for all paths. ``place_stamp`` puts a stamp inside the app's own.
     """
 
     prefix: str
     middleware: SessionMiddleware
-    place_stamp: Callable[[str, str], None]
+    place_stamp: Callable[[MakeStamp], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What an app says of itself, as ``app.state.gym_gunicorn``.
+
+    ``routed``: whether it keeps state that its requests must reach. ``token_header`` and
+    ``token_salt``: where its session tokens are, and what they are signed with.
+    """
+
+    routed: bool = True
+    token_header: str | None = None
+    token_salt: str | None = None
 
 
 def find_sessions(app: ASGIApp) -> Iterator[FoundSession]:
@@ -54,6 +67,15 @@ def find_cors(app: ASGIApp) -> Wrapper:
                 if _is(entry, CORSMiddleware):
                     return partial(_construct, entry)
     return lambda answer: answer
+
+
+def find_declaration(app: ASGIApp) -> Declaration:
+    """Return what ``app`` says of itself, or what is taken for granted where it says nothing."""
+    for layer in _layers(app, set()):
+        declaration = getattr(getattr(layer, "state", None), "gym_gunicorn", None)
+        if isinstance(declaration, Declaration):
+            return declaration
+    return Declaration()
 
 
 def session_middleware(secret_key: str, session_cookie: str, max_age: int | None) -> SessionMiddleware:
@@ -108,16 +130,16 @@ def _construct(entry: Middleware, app: ASGIApp) -> ASGIApp:
     return constructed
 
 
-def _insert(app: Starlette, entry: Middleware, owner_id: str, owner_key: str) -> None:
+def _insert(app: Starlette, entry: Middleware, make_stamp: MakeStamp) -> None:
     place = next(place for place, other in enumerate(app.user_middleware) if other is entry)
-    app.user_middleware.insert(place + 1, Middleware(SessionStamp, owner_id, owner_key))
+    app.user_middleware.insert(place + 1, Middleware(make_stamp.func, *make_stamp.args, **make_stamp.keywords))
     # Built anew, with the stamp, where something has called the app before it is served:
     # a test client in its module, and then preload_app.
     app.middleware_stack = None
 
 
-def _wrap(middleware: SessionMiddleware, owner_id: str, owner_key: str) -> None:
-    middleware.app = SessionStamp(middleware.app, owner_id, owner_key)
+def _wrap(middleware: SessionMiddleware, make_stamp: MakeStamp) -> None:
+    middleware.app = make_stamp(middleware.app)
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:

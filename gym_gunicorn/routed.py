@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
+from itsdangerous import URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
 
-from gym_gunicorn.carriers import SessionCookie
-from gym_gunicorn.discovery import find_cors, find_sessions, session_middleware
+from gym_gunicorn.carriers import SessionCookie, SessionToken
+from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
 from gym_gunicorn.errors import Gone
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.private import PrivateApp, PrivateServer
@@ -17,7 +19,7 @@ from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
 from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter
 from gym_gunicorn.settings import Settings
 from gym_gunicorn.sockets import bind_private_socket, socket_path
-from gym_gunicorn.stamp import with_owner
+from gym_gunicorn.stamp import SessionStamp, with_owner
 from gym_gunicorn.stopping import AnswerCancelled
 
 
@@ -67,8 +69,11 @@ def route(
         return None
     path = socket_path(directory, owner_id)
     listener = bind_private_socket(path, backlog)
+    make_stamp = partial(
+        SessionStamp, owner_id=owner_id, owner_key=settings.owner_key, session_id_key=settings.session_id_key
+    )
     for session in found:
-        session.place_stamp(owner_id, settings.owner_key)
+        session.place_stamp(make_stamp)
     if not found:
         app = with_owner(app, owner_id)
     if settings.expire_lost_cookie:
@@ -81,7 +86,7 @@ def route(
     router = SessionRouter(
         app,
         owner_id=owner_id,
-        carriers=[Placed(prefix, _cookie(middleware, settings.owner_key)) for prefix, middleware in middlewares],
+        carriers=_carriers(middlewares, find_declaration(app), settings),
         forwarder=forwarder,
         log=log,
         local_paths=settings.local_paths,
@@ -99,8 +104,25 @@ def route(
     )
 
 
-def _cookie(middleware: SessionMiddleware, owner_key: str) -> SessionCookie:
-    return SessionCookie(middleware.signer, middleware.session_cookie, middleware.max_age, owner_key)
+def _carriers(
+    middlewares: list[tuple[str, SessionMiddleware]], declaration: Declaration, settings: Settings
+) -> list[Placed]:
+    """Return where requests name their owner, the deciding one first."""
+    carriers = [
+        Placed(
+            prefix,
+            SessionCookie(middleware.signer, middleware.session_cookie, middleware.max_age, settings.owner_key),
+        )
+        for prefix, middleware in middlewares
+    ]
+    header = settings.token_header or declaration.token_header
+    if header is not None:
+        _, middleware = middlewares[-1]
+        salt = declaration.token_salt if settings.token_header is None else settings.token_salt
+        serializer = URLSafeSerializer(middleware.signer.secret_key, salt or settings.token_salt)
+        token = SessionToken(serializer, header, settings.owner_key, settings.token_session_id_key)
+        carriers = [Placed(settings.token_path, token), *carriers, Placed("", token)]
+    return carriers
 
 
 def _expired_cookie(middleware: SessionMiddleware) -> bytes:

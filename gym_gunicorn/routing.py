@@ -13,6 +13,7 @@ from gunicorn.arbiter import Arbiter
 
 from gym_gunicorn.arbiter import HOOKS, check, keep_over_reloads, log_of, state_of
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
+from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Routing, Settings
@@ -61,6 +62,11 @@ class SessionRouting:
         secret_key: str | None = Settings.secret_key,
         session_cookie: str = Settings.session_cookie,
         max_age: int | None = Settings.max_age,
+        session_id_key: str | None = Settings.session_id_key,
+        token_header: str | None = Settings.token_header,
+        token_salt: str = Settings.token_salt,
+        token_session_id_key: str = Settings.token_session_id_key,
+        token_path: str = Settings.token_path,
         local_paths: Sequence[str] = Settings.local_paths,
         expire_lost_cookie: bool = Settings.expire_lost_cookie,
         max_forwards: int = Settings.max_forwards,
@@ -72,6 +78,11 @@ class SessionRouting:
             secret_key=secret_key,
             session_cookie=session_cookie,
             max_age=max_age,
+            session_id_key=session_id_key,
+            token_header=token_header,
+            token_salt=token_salt,
+            token_session_id_key=token_session_id_key,
+            token_path=token_path,
             local_paths=local_paths,
             expire_lost_cookie=expire_lost_cookie,
             max_forwards=max_forwards,
@@ -220,6 +231,10 @@ class SessionRouting:
         atexit.register(lambda: directory.leave() if os.getpid() == pid else None)
 
     def _route(self, worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
+        if not find_declaration(worker.wsgi).routed:
+            if worker.announces:
+                worker.log.info("The app says that it keeps no sessions: its requests are not routed")
+            return
         worker.routed = route(
             worker.wsgi,
             owner_id=owner_id,

@@ -40,6 +40,19 @@ class Settings:
     max_age: int | None = _setting(
         14 * 24 * 60 * 60, "Seconds for which a session cookie is valid, or `None`. Used only with `secret_key`."
     )
+    session_id_key: str | None = _setting(
+        None,
+        "The session key under which the app keeps a session ID that it puts into tokens of its own. New sessions "
+        "then get an ID that names their owner, before the app looks for one.",
+    )
+    token_header: str | None = _setting(
+        None, "The header field in which callers without cookies send a session token. `None`: there is none."
+    )
+    token_salt: str = _setting("gym-gunicorn-session-token", "The salt that the app signs its session tokens with.")
+    token_session_id_key: str = _setting("session_id", "The key under which a session token holds the session ID.")
+    token_path: str = _setting(
+        "/mcp", "The path below which a session token decides; elsewhere it counts where there is no session cookie."
+    )
     local_paths: Sequence[str] = _setting(
         (),
         "Prefixes of paths, by whole segments, that are handled by whichever worker they reach: static files, "
@@ -58,7 +71,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.routing not in get_args(Routing):
             raise _error("routing", self.routing, 'one of "auto", "always" and "off"')
-        for name in ("owner_key", "session_cookie", "directory"):
+        for name in ("session_id_key", "token_header"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
+                raise _error(name, getattr(self, name), "a string, or None")
+        for name in ("owner_key", "session_cookie", "directory", "token_salt", "token_session_id_key"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise _error(name, getattr(self, name), "a string that is not empty")
         if self.secret_key is not None and (not isinstance(self.secret_key, str) or not self.secret_key):
@@ -69,6 +85,8 @@ class Settings:
             raise _error("max_forwards", self.max_forwards, "a number above 0")
         if not isinstance(self.expire_lost_cookie, bool):
             raise _error("expire_lost_cookie", self.expire_lost_cookie, "True or False")
+        if not isinstance(self.token_path, str) or not self.token_path.startswith("/"):
+            raise _error("token_path", self.token_path, 'a string that begins with "/"')
         paths = self.local_paths
         if (
             isinstance(paths, str)

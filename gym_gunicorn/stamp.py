@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gym_gunicorn.owner import is_owner_id
+from gym_gunicorn.owner import is_owner_id, new_session_id
 
 _SCOPE_KEY = "gym_gunicorn.owner"
 _INNERMOST_KEY = "gym_gunicorn.session"
@@ -41,15 +41,26 @@ class SessionStamp:
     that an emptied session's cookie is expired as without the stamp. A session that
     already names an owner is left untouched.
 
+    With ``session_id_key`` a session without a session ID is offered one that names the
+    owner, before the app's own code looks for one. It is kept if the app looks at the
+    session. For apps that put their session ID into tokens that they sign themselves.
+
     The server puts it into Starlette and FastAPI apps by itself. Only an app that
     can't be looked into adds it, with no ``owner_id``: it then takes the owner ID
     of the worker that serves the app, and does nothing in an unrouted server.
     """
 
-    def __init__(self, app: ASGIApp, owner_id: str | None = None, owner_key: str = "gym_worker") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        owner_id: str | None = None,
+        owner_key: str = "gym_worker",
+        session_id_key: str | None = None,
+    ) -> None:
         self.app = app
         self.owner_id = owner_id
         self.owner_key = owner_key
+        self.session_id_key = session_id_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         owner_id = self.owner_id or scope.get(_SCOPE_KEY)
@@ -61,6 +72,7 @@ class SessionStamp:
         named = session.get(self.owner_key)
         scope[_SCOPE_KEY] = named if is_owner_id(named) else owner_id
         scope[_INNERMOST_KEY] = session
+        provisional = self._offer_session_id(session, owner_id) if scope["type"] == "http" else None
 
         async def send_stamped(message: Message) -> None:
             if message["type"] != "http.response.start":
@@ -72,6 +84,8 @@ class SessionStamp:
                 self._stamp(present, owner_id)
                 await send(message)
                 return
+            if provisional is not None:
+                self._settle_session_id(session, provisional)
             self._stamp(session, owner_id)
             # The session middleware of an app that is mounted in this one has put its own
             # session into the scope; the outer one would write that into its cookie.
@@ -82,6 +96,24 @@ class SessionStamp:
                 scope["session"] = present
 
         await self.app(scope, receive, send_stamped)
+
+    def _offer_session_id(self, session: dict[str, Any], owner_id: str) -> str | None:
+        """Give a session that has no ID one that names its owner, unnoticed by the session."""
+        if self.session_id_key is None or self.session_id_key in session:
+            return None
+        session_id = new_session_id(owner_id)
+        dict.__setitem__(session, self.session_id_key, session_id)
+        return session_id
+
+    def _settle_session_id(self, session: dict[str, Any], session_id: str) -> None:
+        """Take the offered ID back from a session that the app has not looked at; keep any other's."""
+        key = self.session_id_key
+        if key is None or session.get(key) != session_id:
+            return
+        if getattr(session, "accessed", True):
+            session[key] = session_id
+        else:
+            dict.__delitem__(session, key)
 
     def _stamp(self, session: dict[str, Any], owner_id: str) -> None:
         # Written only where it changes something: any write makes

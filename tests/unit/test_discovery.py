@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gym_gunicorn.carriers import Carried, SessionCookie
 from gym_gunicorn.discovery import FoundSession, find_cors, find_sessions, session_middleware
 from gym_gunicorn.problems import SESSION_GONE
+from gym_gunicorn.stamp import SessionStamp
 
 SECRET = "a secret"
 KEY = "gym_worker"
@@ -50,6 +51,11 @@ class OwnSessions(SessionMiddleware):
 async def writes(request: Request) -> PlainTextResponse:
     request.session["n"] = 1
     return PlainTextResponse("written")
+
+
+def stamp(owner_key: str) -> partial[SessionStamp]:
+    """Return what makes the stamp to be placed."""
+    return partial(SessionStamp, owner_id=OWNER, owner_key=owner_key)
 
 
 def starlette_app(*middleware: Middleware) -> Starlette:
@@ -175,7 +181,7 @@ def cookie_of(found: FoundSession) -> SessionCookie:
 @APPS
 def test_a_session_of_the_app_is_stamped(make_app: Callable[[], ASGIApp]) -> None:
     app = make_app()
-    found_in(app).place_stamp(OWNER, KEY)
+    found_in(app).place_stamp(stamp(KEY))
     assert list(session_cookies(app).values()) == [{"n": 1, KEY: OWNER}]
 
 
@@ -183,7 +189,7 @@ def test_a_session_of_the_app_is_stamped(make_app: Callable[[], ASGIApp]) -> Non
 def test_the_cookie_that_the_app_sets_is_read_with_what_is_found(make_app: Callable[[], ASGIApp]) -> None:
     app = make_app()
     found = found_in(app)
-    found.place_stamp(OWNER, KEY)
+    found.place_stamp(stamp(KEY))
     cookie = reply_headers(app)["set-cookie"].split(";")[0]
     assert cookie_of(found).read([(b"cookie", cookie.encode())]) == Carried(OWNER)
 
@@ -215,7 +221,7 @@ def test_the_arguments_of_a_subclass_are_the_apps_own() -> None:
 
 def test_the_stamp_keeps_its_owner_under_the_key_that_is_asked_for() -> None:
     app = with_sessions()
-    found_in(app).place_stamp(OWNER, "owner")
+    found_in(app).place_stamp(stamp("owner"))
     assert session_cookies(app) == {"session": {"n": 1, "owner": OWNER}}
 
 
@@ -273,7 +279,7 @@ def test_of_two_session_middlewares_of_an_app_the_inner_counts() -> None:
         sessions("outer secret", session_cookie="outer"), Middleware(Wrapper), sessions(session_cookie="inner")
     )
     found = found_in(app)
-    found.place_stamp(OWNER, KEY)
+    found.place_stamp(stamp(KEY))
     assert found.middleware.session_cookie == "inner"
     cookies = reply_headers(app).getlist("set-cookie")
     inner = next(cookie for cookie in cookies if cookie.startswith("inner="))
@@ -294,7 +300,7 @@ def test_of_two_session_middlewares_around_an_app_the_inner_counts() -> None:
 def test_of_two_equal_middlewares_the_inner_gets_the_stamp() -> None:
     entry = sessions()
     app = starlette_app(entry, sessions())
-    found_in(app).place_stamp(OWNER, KEY)
+    found_in(app).place_stamp(stamp(KEY))
     assert [each.cls.__name__ for each in app.user_middleware] == [  # type: ignore[attr-defined]  # all are classes
         "SessionMiddleware",
         "SessionMiddleware",
