@@ -21,6 +21,9 @@ from gym_gunicorn.owner import is_owner_id, owner_in
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+# Under which a session token names its owner.
+TOKEN_OWNER_KEY = "gym_worker"
+
 # What was verified is remembered, since verifying takes about ten times as long as
 # looking it up. 4,096 entries of at most 2 KiB bound the memory at 8 MiB a carrier,
 # whatever callers send; longer cookies and tokens are verified each time.
@@ -105,20 +108,18 @@ class SessionToken:
     """A signed token in a header field, for callers that keep no cookies, such as MCP clients.
 
     The token is a mapping, serialized by ``itsdangerous.URLSafeSerializer``. It names its
-    owner under ``owner_key``, or by a session ID that holds one.
+    owner under ``TOKEN_OWNER_KEY``, or by a session ID that holds one.
 
     Args:
         serializer: what the app signs its tokens with: secret and salt.
         header: the field's name.
-        owner_key: the key of the token under which the owner ID is kept.
         session_id_key: the key of the token under which the session ID is kept.
     """
 
-    def __init__(self, serializer: URLSafeSerializer, header: str, owner_key: str, session_id_key: str) -> None:
+    def __init__(self, serializer: URLSafeSerializer, header: str, session_id_key: str) -> None:
         self.header = header
         self._name = header.lower().encode("latin-1")
         self._serializer = serializer
-        self._owner_key = owner_key
         self._session_id_key = session_id_key
         self._verified = lru_cache(_CACHED)(self._verify)
 
@@ -136,7 +137,7 @@ class SessionToken:
             return NO_OWNER
         if not isinstance(token, dict):
             return NO_OWNER
-        owner = token.get(self._owner_key)
+        owner = token.get(TOKEN_OWNER_KEY)
         if not is_owner_id(owner):
             owner = owner_in(token.get(self._session_id_key))
         return NO_OWNER if owner is None else Carried(owner)

@@ -38,13 +38,14 @@ class FoundSession:
 class Declaration:
     """What an app says of itself, as ``app.state.gym_gunicorn``.
 
-    ``routed``: whether it keeps state that its requests must reach. ``token_header`` and
-    ``token_salt``: where its session tokens are, and what they are signed with.
+    ``routed``: whether it keeps state that its requests must reach. The others say where
+    its session tokens are, as the settings of the same names do.
     """
 
     routed: bool = True
     token_header: str | None = None
-    token_salt: str | None = None
+    token_salt: str = "gym-gunicorn-session-token"
+    token_path: str = "/mcp"
 
 
 def find_sessions(app: ASGIApp) -> Iterator[FoundSession]:

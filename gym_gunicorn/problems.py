@@ -7,41 +7,36 @@ the log does.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 
+@dataclass(frozen=True, slots=True)
 class Problem:
     """An ASGI application that answers every request with one error.
 
     A WebSocket handshake is refused with the same status and body where the
     server knows the ASGI extension ``websocket.http.response``; elsewhere with
     the 403 that ASGI has for it.
+
+    With ``json_rpc`` the body is a JSON-RPC error: what an MCP client reads and reports.
     """
 
-    def __init__(
-        self,
-        status: int,
-        type_: str,
-        title: str,
-        detail: str,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
-    ) -> None:
-        self.status = status
-        self._arguments = (status, type_, title, detail)
-        self._extra = headers
-        self._body = json.dumps({"type": type_, "title": title, "status": status, "detail": detail}).encode()
-        self._headers = (
-            (b"content-type", b"application/problem+json"),
-            (b"content-length", str(len(self._body)).encode()),
-            # Without this a 410 may be cached (RFC 9110, section 15.5.11).
-            (b"cache-control", b"no-store"),
-            *headers,
-        )
+    status: int
+    type: str
+    title: str
+    detail: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    json_rpc: bool = False
 
     def with_header(self, name: bytes, value: bytes) -> Problem:
         """Return the same problem with one header field more."""
-        return Problem(*self._arguments, (*self._extra, (name, value)))
+        return replace(self, headers=(*self.headers, (name, value)))
+
+    def as_json_rpc(self) -> Problem:
+        """Return the same problem with a JSON-RPC error as its body."""
+        return replace(self, json_rpc=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = "http.response"
@@ -50,10 +45,29 @@ class Problem:
                 await send({"type": "websocket.close"})
                 return
             kind = "websocket.http.response"
-        # A list made anew: middlewares on the way out, CORS for one, write to it.
-        start: Message = {"type": f"{kind}.start", "status": self.status, "headers": list(self._headers)}
-        await send(start)
-        await send({"type": f"{kind}.body", "body": self._body})
+        media_type, content = self._content()
+        body = json.dumps(content).encode()
+        headers = [
+            (b"content-type", media_type),
+            (b"content-length", str(len(body)).encode()),
+            # Without this a 410 may be cached (RFC 9110, section 15.5.11).
+            (b"cache-control", b"no-store"),
+            *self.headers,
+        ]
+        await send({"type": f"{kind}.start", "status": self.status, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
+
+    def _content(self) -> tuple[bytes, object]:
+        if self.json_rpc:
+            data = {"type": self.type, "status": self.status}
+            error = {"code": -32000, "message": f"{self.title}: {self.detail}", "data": data}
+            return b"application/json", {"jsonrpc": "2.0", "id": None, "error": error}
+        return b"application/problem+json", {
+            "type": self.type,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
 
 
 SESSION_GONE = Problem(

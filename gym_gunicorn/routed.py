@@ -8,7 +8,7 @@ from functools import partial
 
 from itsdangerous import URLSafeSerializer
 from starlette.middleware.sessions import SessionMiddleware
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gym_gunicorn.carriers import SessionCookie, SessionToken
 from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
@@ -16,7 +16,7 @@ from gym_gunicorn.errors import Gone
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.private import PrivateApp, PrivateServer
 from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
-from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter
+from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter, is_below
 from gym_gunicorn.settings import Settings
 from gym_gunicorn.sockets import bind_private_socket, socket_path
 from gym_gunicorn.stamp import SessionStamp, with_owner
@@ -60,6 +60,8 @@ def route(
         OSError: the private socket can't be bound.
     """
     found = list(find_sessions(app))
+    declaration = find_declaration(app)
+    tokens = declaration if settings.token_header is None else settings
     problems = dict(PROBLEMS)
     if settings.secret_key is not None:
         middlewares = [("", session_middleware(settings.secret_key, settings.session_cookie, settings.max_age))]
@@ -82,15 +84,21 @@ def route(
             gone = gone.with_header(b"set-cookie", _expired_cookie(middleware))
         problems[Gone] = gone
     around = find_cors(app)
+    if tokens.token_header is not None:
+        answered = {
+            kind: _below(tokens.token_path, problem.as_json_rpc(), problem) for kind, problem in problems.items()
+        }
+    else:
+        answered = dict(problems)
     forwarder = AiohttpForwarder(directory, settings.max_forwards)
     router = SessionRouter(
         app,
         owner_id=owner_id,
-        carriers=_carriers(middlewares, find_declaration(app), settings),
+        carriers=_carriers(middlewares, tokens, settings),
         forwarder=forwarder,
         log=log,
         local_paths=settings.local_paths,
-        problems={kind: around(problem) for kind, problem in problems.items()},
+        problems={kind: around(answer) for kind, answer in answered.items()},
     )
     stopping = around(SERVER_STOPPING)
     private_app = PrivateApp(app)
@@ -105,7 +113,7 @@ def route(
 
 
 def _carriers(
-    middlewares: list[tuple[str, SessionMiddleware]], declaration: Declaration, settings: Settings
+    middlewares: list[tuple[str, SessionMiddleware]], tokens: Declaration | Settings, settings: Settings
 ) -> list[Placed]:
     """Return where requests name their owner, the deciding one first."""
     carriers = [
@@ -115,14 +123,21 @@ def _carriers(
         )
         for prefix, middleware in middlewares
     ]
-    header = settings.token_header or declaration.token_header
-    if header is not None:
+    if tokens.token_header is not None:
         _, middleware = middlewares[-1]
-        salt = declaration.token_salt if settings.token_header is None else settings.token_salt
-        serializer = URLSafeSerializer(middleware.signer.secret_key, salt or settings.token_salt)
-        token = SessionToken(serializer, header, settings.owner_key, settings.token_session_id_key)
-        carriers = [Placed(settings.token_path, token), *carriers, Placed("", token)]
+        serializer = URLSafeSerializer(middleware.signer.secret_key, tokens.token_salt)
+        token = SessionToken(serializer, tokens.token_header, settings.token_session_id_key)
+        carriers = [Placed(tokens.token_path, token), *carriers, Placed("", token)]
     return carriers
+
+
+def _below(prefix: str, there: ASGIApp, elsewhere: ASGIApp) -> ASGIApp:
+    """Return what answers requests below the path ``prefix`` with one app, and others with the other."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (there if is_below(scope["path"], prefix) else elsewhere)(scope, receive, send)
+
+    return answer
 
 
 def _expired_cookie(middleware: SessionMiddleware) -> bytes:

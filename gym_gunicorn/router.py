@@ -12,9 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_gunicorn.carriers import Carrier
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, Truncated
 from gym_gunicorn.forwarder import Forwarder
-from gym_gunicorn.problems import EXCHANGE_BROKEN, OWNER_BUSY, SESSION_GONE
+from gym_gunicorn.problems import EXCHANGE_BROKEN, OWNER_BUSY, SESSION_GONE, Problem
 
-PROBLEMS: Mapping[type[ForwardError], ASGIApp] = {
+PROBLEMS: Mapping[type[ForwardError], Problem] = {
     Gone: SESSION_GONE,
     Busy: OWNER_BUSY,
     Broken: EXCHANGE_BROKEN,

@@ -176,7 +176,7 @@ def test_token_that_names_no_owner_validly_is_handled_where_it_lands(token: str)
 
 def carrier() -> tuple[SessionToken, URLSafeSerializer]:
     serializer = URLSafeSerializer(SECRET, salt=SALT)
-    return SessionToken(serializer, HEADER, "gym_worker", "sid"), serializer
+    return SessionToken(serializer, HEADER, "sid"), serializer
 
 
 def test_token_names_its_owner_beside_the_session_id_or_in_it() -> None:
