@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gym_gunicorn.carriers import SessionCookie, SessionToken
 from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
-from gym_gunicorn.errors import Gone
+from gym_gunicorn.errors import ForwardError, Gone
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.private import PrivateApp, PrivateServer
 from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
@@ -84,12 +84,10 @@ def route(
             gone = gone.with_header(b"set-cookie", _expired_cookie(middleware))
         problems[Gone] = gone
     around = find_cors(app)
+    answered: dict[type[ForwardError], ASGIApp] = dict(problems)
     if tokens.token_header is not None:
-        answered = {
-            kind: _below(tokens.token_path, problem.as_json_rpc(), problem) for kind, problem in problems.items()
-        }
-    else:
-        answered = dict(problems)
+        for kind, problem in problems.items():
+            answered[kind] = _below(tokens.token_path, problem.as_json_rpc(), problem)
     forwarder = AiohttpForwarder(directory, settings.max_forwards)
     router = SessionRouter(
         app,

@@ -197,12 +197,14 @@ def test_token_names_its_owner_beside_the_session_id_or_in_it() -> None:
 def test_any_bytes_whatever_are_read_without_an_error() -> None:
     token, serializer = carrier()
     seeded = random.Random(5)
-    valid = serializer.dumps({"sid": new_session_id(new_owner_id())}).encode()
+    owner = new_owner_id()
+    valid = serializer.dumps({"sid": new_session_id(owner)}).encode()
     for length in range(2000):
         damaged = bytearray(valid)
         damaged[seeded.randrange(len(damaged))] ^= 1 << seeded.randrange(8)
         for field in (seeded.randbytes(length), bytes(damaged)):
-            assert token.read([(b"x-nemo-gym-session-token", field)]) == NO_OWNER
+            # A bit that base64 does not use may change: then the token is the same.
+            assert token.read([(b"x-nemo-gym-session-token", field)]) in (NO_OWNER, Carried(owner))
 
 
 def test_what_is_remembered_of_tokens_is_bounded() -> None:
