@@ -6,6 +6,8 @@ in the forwarder; the router turns them into answers.
 
 from __future__ import annotations
 
+import os
+
 
 class ForwardError(Exception):
     """A request was not answered by its owner. ``owner_id`` says whose it was."""
@@ -30,3 +32,12 @@ class Broken(ForwardError):
 
 class Truncated(ForwardError):
     """The exchange broke after the reply began, so that no other answer can be given."""
+
+
+def describe(error: BaseException) -> str:
+    """Return what kind of error it is and, for one of the system's, its number in words.
+
+    Not its text: aiohttp's (3.14) can hold the request that it sent, cookies included.
+    """
+    number = getattr(error, "errno", None)
+    return type(error).__name__ + (f", {os.strerror(number)}" if isinstance(number, int) else "")

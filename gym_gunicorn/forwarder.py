@@ -11,8 +11,8 @@ import aiohttp
 from starlette.types import Message, Receive, Scope, Send
 
 from gym_gunicorn import wire
-from gym_gunicorn.disconnect import CancelOnDisconnect
-from gym_gunicorn.errors import Broken, Truncated
+from gym_gunicorn.disconnect import CancelOnDisconnect, expects_continue
+from gym_gunicorn.errors import Broken, Truncated, describe
 from gym_gunicorn.peer import DEATH, Peer
 from gym_gunicorn.sockets import socket_path
 from gym_gunicorn.websocket import websocket_exchange
@@ -93,7 +93,7 @@ class AiohttpForwarder:
             try:
                 peer = Peer(owner_id, socket_path(self._directory, owner_id), self._max_forwards)
             except OSError as error:
-                raise Broken(owner_id, f"its socket can't be connected to ({error})") from error
+                raise Broken(owner_id, f"its socket can't be connected to ({describe(error)})") from error
             self._peers[owner_id] = peer
             watcher = asyncio.create_task(self._watch(peer))
             self._watchers.add(watcher)
@@ -129,7 +129,9 @@ async def _http_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send)
             except (aiohttp.ClientError, OSError) as error:
                 if _caused_by_caller(error):
                     return
-                raise Truncated(peer.owner_id, f"the exchange broke after the reply began ({error!r})") from error
+                raise Truncated(
+                    peer.owner_id, f"the exchange broke after the reply began ({describe(error)})"
+                ) from error
             more_body = not response.content.at_eof()
             await send({"type": "http.response.body", "body": chunk, "more_body": more_body})
     finally:
@@ -139,7 +141,10 @@ async def _http_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send)
 
 
 def _request_body(scope: Scope, receive: Receive) -> tuple[AsyncIterator[bytes] | None, str | None]:
-    """Return the request's body and its length, as far as the caller announced them (RFC 9112, section 6.3)."""
+    """Return the request's body and its length, as far as the caller announced them (RFC 9112, section 6.3).
+
+    An expectation without a body (RFC 9110 forbids it) is met or ignored by the owner all the same.
+    """
     length: str | None = None
     announced = False
     for name, value in scope["headers"]:
@@ -148,9 +153,9 @@ def _request_body(scope: Scope, receive: Receive) -> tuple[AsyncIterator[bytes] 
             announced = True
         elif name == b"transfer-encoding":
             announced = True
-    if not announced or length == "0":
+    if not (announced and length != "0") and not expects_continue(scope):
         return None, None
-    return _body(receive), length
+    return _body(receive), None if length == "0" else length
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:

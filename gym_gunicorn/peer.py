@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import expects_continue
-from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone
+from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, describe
 from gym_gunicorn.sockets import connect_failure, listener_process
 
 # Seconds. The private server keeps idle connections longer than this, so that it is
@@ -133,7 +133,7 @@ class Peer:
         except Gone as gone:
             return gone
         except (TimeoutError, Busy, OSError):
-            return Broken(self.owner_id, f"the exchange broke before the reply ({error!r})")
+            return Broken(self.owner_id, f"the exchange broke before the reply ({describe(error)})")
         return Gone(self.owner_id, "its process died before it replied")
 
     async def close(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -63,9 +62,9 @@ class PrivateApp:
         async def send_reply(message: Message) -> None:
             nonlocal complete
             if message["type"] == "http.response.start":
-                headers = [(wire.REPLY_FIELD, wire.encode_reply(message)), *_framing(message.get("headers", ()))]
-                # Clients take a status below 200 for an interim one, and wait for another.
-                message = {**message, "status": max(message["status"], 200), "headers": headers}
+                headers = [(wire.REPLY_FIELD, wire.encode_reply(message)), *_framing(message)]
+                # The head holds the app's status: whatever it is, the caller's own server judges it.
+                message = {**message, "status": 200, "headers": headers}
             await send(message)
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -133,19 +132,24 @@ class _WebSocket:
         if self._disconnected:
             raise ClientDisconnected
         if self._closed:
-            return
+            raise RuntimeError(f"Unexpected ASGI message '{event['type']}', after sending 'websocket.close'.")
         if event["type"] == "websocket.accept":
             self._accepted = True
         elif event["type"] == "websocket.close":
             self._closed = True
-            code = event.get("code", 1000) if self._accepted else 1006
-            self._events.put_nowait({"type": "websocket.disconnect", "code": code, "reason": event.get("reason") or ""})
+            end: Message = {"type": "websocket.disconnect", "code": 1006}
+            if self._accepted:
+                end = {**end, "code": event.get("code", 1000), "reason": event.get("reason") or ""}
+            self._events.put_nowait(end)
         await self._send_frame(event)
 
     async def stop(self) -> None:
         """Close with code 1012, unless the handshake is not answered yet or the app has closed."""
         if self._accepted and not self._closed:
-            await self.send({"type": "websocket.close", "code": 1012})
+            # As uvicorn does when it stops: what the app sends from now on meets a caller who has gone.
+            self._closed = self._disconnected = True
+            self._events.put_nowait({"type": "websocket.disconnect", "code": 1012})
+            await self._send_frame({"type": "websocket.close", "code": 1012})
 
     async def end(self) -> None:
         """End the reply, after the app has returned."""
@@ -216,15 +220,17 @@ class PrivateServer:
             self._server.close()
 
 
-def _framing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the length of a reply's body as uvicorn takes it from the app's ``headers``, or nothing for chunks."""
+def _framing(start: Message) -> list[tuple[bytes, bytes]]:
+    """Return the length of a reply's body, as uvicorn takes it from the app's headers; nothing for chunks."""
     lengths = []
-    for name, value in headers:
+    if start["status"] in (204, 304):
+        return []
+    for name, value in start.get("headers", ()):
         if name.lower() == b"transfer-encoding" and value.lower() == b"chunked":
             return []
         if name.lower() == b"content-length":
             lengths.append((name, value))
-    return lengths[:1]
+    return [field for field in lengths[:1] if field[1].isdigit()]
 
 
 def _without_access_log(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:

@@ -13,7 +13,7 @@ import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from gym_gunicorn import wire
-from gym_gunicorn.errors import Truncated
+from gym_gunicorn.errors import Truncated, describe
 from gym_gunicorn.peer import Peer
 
 
@@ -44,7 +44,7 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
             except (aiohttp.ClientError, OSError, wire.WireError) as error:
                 if not answered:
                     raise await peer.verdict(error) from error
-                raise Truncated(peer.owner_id, f"the exchange of a WebSocket broke ({error!r})") from error
+                raise Truncated(peer.owner_id, f"the exchange of a WebSocket broke ({describe(error)})") from error
             if not chunk:
                 return
             for event in events:

@@ -93,7 +93,7 @@ def encode_reply(message: Message) -> bytes:
 
 
 def decode_reply(value: str) -> Message:
-    """Return the ``http.response.start`` event that ``encode_reply`` wrote.
+    """Return the ``http.response.start`` event that ``encode_reply`` wrote; its status may be anything.
 
     Raises:
         WireError: the value is not a reply head of this version.
@@ -102,7 +102,7 @@ def decode_reply(value: str) -> Message:
         version, status, headers = json.loads(value)
         if version != VERSION:
             raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
-        return {"type": "http.response.start", "status": int(status), "headers": _pairs(headers)}
+        return {"type": "http.response.start", "status": status, "headers": _pairs(headers)}
     except WireError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
