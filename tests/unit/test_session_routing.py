@@ -380,3 +380,38 @@ def test_loss_is_logged_once_with_the_owner_and_not_a_line_a_request(caplog: pyt
     (record,) = [record for record in caplog.records if record.name == "tests"]
     assert owner_id in record.getMessage()
     assert "gone" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"nonsense\r\n\r\n", id="no reply"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nno field\r\n\r\n", id="a malformed field"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", id="a malformed length"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ngym-gunicorn-reply: x\r\ncontent-length: 0\r\n\r\n", id="no head"),
+    ],
+)
+def test_exchange_that_breaks_gets_502_and_no_cookie_gets_into_the_log(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):
+            writer.write(garbage)
+        writer.close()
+
+    async def scenario() -> str:
+        with socket_directory() as directory:
+            owner = new_owner_id()
+            cookie = signed({"session_id": "x", "gym_worker": owner})
+            server = await asyncio.start_unix_server(answer, os.path.join(directory, f"{owner}.sock"))
+            async with server, running(make_app(), directory) as worker:
+                assert (await get(worker, "/read", cookie)).status == 502
+            return cookie
+
+    with caplog.at_level(logging.DEBUG, logger="tests"):
+        cookie = asyncio.run(scenario())
+    logged = "\n".join(record.getMessage() for record in caplog.records if record.name == "tests")
+    assert "broken" in logged
+    assert cookie not in logged
+    assert cookie.split(".")[0] not in logged
