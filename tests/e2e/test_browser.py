@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -132,6 +133,7 @@ async def browse(chromium: str, profile: str) -> dict[str, Any]:
                     "--remote-debugging-port=0",
                     f"--user-data-dir={profile}",
                     server.url,
+                    env={**os.environ, "TMPDIR": profile},
                     stdout=asyncio.subprocess.DEVNULL,
                     stderr=asyncio.subprocess.DEVNULL,
                 )
