@@ -100,6 +100,9 @@ class _WebSocket:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        # uvicorn's own record of the request: it knows that the forwarder has gone when
+        # nothing is read, since the app asks for nothing (uvicorn 0.54).
+        self._cycle = getattr(receive, "__self__", None)
         self._events: asyncio.Queue[Message] = asyncio.Queue()
         self._events.put_nowait({"type": "websocket.connect"})
         self._asked = asyncio.Event()
@@ -119,17 +122,17 @@ class _WebSocket:
                 events.append({"type": "websocket.disconnect", "code": 1006, "reason": ""})
             for event in events:
                 self._disconnected = self._disconnected or event["type"] == "websocket.disconnect"
-                self._asked.clear()
                 self._events.put_nowait(event)
                 if not self._disconnected:
                     await self._asked.wait()
+                    self._asked.clear()
 
     async def receive(self) -> Message:
         self._asked.set()
         return await self._events.get()
 
     async def send(self, event: Message) -> None:
-        if self._disconnected:
+        if self._disconnected or getattr(self._cycle, "disconnected", False):
             raise ClientDisconnected
         if self._closed:
             raise RuntimeError(f"Unexpected ASGI message '{event['type']}', after sending 'websocket.close'.")
