@@ -17,12 +17,4 @@ routing = SessionRouting()
 worker_class = "gym_gunicorn.RoutingWorker"
 workers = int(os.environ.get("WEB_CONCURRENCY", 4))
 
-on_starting = routing.on_starting
-on_reload = routing.on_reload
-nworkers_changed = routing.nworkers_changed
-pre_fork = routing.pre_fork
-post_worker_init = routing.post_worker_init
-worker_exit = routing.worker_exit
-child_exit = routing.child_exit
-pre_exec = routing.pre_exec
-on_exit = routing.on_exit
+globals().update({name: getattr(routing, name) for name in SessionRouting.HOOKS})

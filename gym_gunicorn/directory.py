@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 
 from gym_gunicorn.owner import new_owner_id
-from gym_gunicorn.sockets import MAX_PATH, socket_path, unlink
+from gym_gunicorn.sockets import MAX_PATH, socket_path
 
 PREFIX = "gym-gunicorn-"
 
@@ -114,6 +114,18 @@ class SocketDirectory:
         if (status.st_uid, status.st_gid) != (uid, gid):
             os.fchown(self.descriptor, uid, gid)
 
+    def remove_socket(self, owner_id: str) -> bool:
+        """Remove the private socket of the worker ``owner_id`` if it is there, and return whether it was."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            os.unlink(os.path.basename(self.socket_path(owner_id)), dir_fd=self.descriptor)
+            return True
+        return False
+
+    @property
+    def uid(self) -> int:
+        """The user whose directory it is."""
+        return os.fstat(self.descriptor).st_uid
+
     def leave(self, wait: float = 0.0, force: bool = False) -> bool:
         """Give up the lock, and remove the directory if nobody else holds it.
 
@@ -122,7 +134,7 @@ class SocketDirectory:
         holds it serves nobody. Returns whether the directory is gone.
         """
         if self.descriptor < 0:
-            return not os.path.exists(self.path)
+            return not os.path.lexists(self.path)
         # Closed, never unlocked: workers and arbiter share one open file and its lock.
         os.close(self.descriptor)
         self.descriptor = -1
@@ -130,8 +142,9 @@ class SocketDirectory:
         while not _remove_if_unheld(self.path):
             if time.monotonic() >= deadline:
                 if force:
-                    _remove(self.path)
-                return force
+                    with contextlib.suppress(OSError), _opened(self.path) as descriptor:
+                        _remove(self.path, descriptor)
+                return not os.path.lexists(self.path)
             time.sleep(0.02)
         return True
 
@@ -165,8 +178,7 @@ def _remove_if_unheld(path: str) -> bool:
     try:
         with _opened(path) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(path, descriptor):
-                _remove(path)
+            _remove(path, descriptor)
     except FileNotFoundError:
         return True
     except OSError:
@@ -174,11 +186,14 @@ def _remove_if_unheld(path: str) -> bool:
     return True
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, descriptor: int) -> None:
+    # By descriptor: the directory is the workers' user's, who can put a link in its place.
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(path):
-            unlink(os.path.join(path, name))
-        os.rmdir(path)
+        for name in os.listdir(descriptor):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=descriptor)
+        if _is_at(path, descriptor):
+            os.rmdir(path)
 
 
 @contextlib.contextmanager

@@ -111,11 +111,11 @@ class AiohttpForwarder:
 
 
 async def _http_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
-    body, length = _request_body(scope, receive)
+    body = _body(receive) if _has_body(scope) else None
     response: aiohttp.ClientResponse | None = None
     try:
         try:
-            response = await peer.request(scope["method"], scope, body, length)
+            response = await peer.request(scope, body)
             reply = _reply(response)
         except (aiohttp.ClientError, OSError, wire.WireError) as error:
             if _caused_by_caller(error):
@@ -140,22 +140,13 @@ async def _http_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send)
             response.close()
 
 
-def _request_body(scope: Scope, receive: Receive) -> tuple[AsyncIterator[bytes] | None, str | None]:
-    """Return the request's body and its length, as far as the caller announced them (RFC 9112, section 6.3).
-
-    An expectation without a body (RFC 9110 forbids it) is met or ignored by the owner all the same.
-    """
-    length: str | None = None
-    announced = False
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            length = value.decode("latin-1").strip()
-            announced = True
-        elif name == b"transfer-encoding":
-            announced = True
-    if not (announced and length != "0") and not expects_continue(scope):
-        return None, None
-    return _body(receive), None if length == "0" else length
+def _has_body(scope: Scope) -> bool:
+    """Tell whether the caller announced a body, or expects ``100 Continue``, which the owner meets or ignores."""
+    announced = any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+        for name, value in scope["headers"]
+    )
+    return announced or expects_continue(scope)
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -29,8 +30,12 @@ DEATH = 0.5
 
 # Methods on whose meaning every HTTP library agrees, and targets that the client leaves
 # as they are. Others travel as POST and as "/": the handler sees what the head holds.
-_PLAIN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_PLAIN_TARGET = re.compile(rb"/[!$-~]*")
+# HEAD too: its reply would end, and the connection be another caller's, before its
+# handler has.
+_PLAIN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_PLAIN_TARGET = re.compile(rb"/[!$-~]{0,1000}")
+
+_HEAD_FIELD = wire.HEAD_FIELD.decode()
 
 # What aiohttp would otherwise limit to 8,190 bytes: a reply's head is one field.
 _MAX_FIELD = 2**24
@@ -92,13 +97,13 @@ class Peer:
             if self._retired and not self._in_flight:
                 self.ended.set()
 
-    async def request(
-        self, method: str, scope: Scope, body: AsyncIterator[bytes] | None, length: str | None = None
-    ) -> aiohttp.ClientResponse:
+    async def request(self, scope: Scope, body: AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
         """Send the request of ``scope`` and return the response when its head has come.
 
-        ``body`` is streamed; ``length`` is its length in bytes, where that is known. Where
-        the caller waits for ``100 Continue``, so does the body.
+        ``body`` is streamed, in chunks: a length that the caller announced may be another
+        than that of what the server made of its body, and then the rest of this request
+        would be the beginning of the next one, another caller's. Where the caller waits
+        for ``100 Continue``, so does the body.
 
         Raises:
             aiohttp.ClientError, OSError: the exchange failed; ``verdict`` says what it means.
@@ -108,22 +113,23 @@ class Peer:
             target += b"?" + scope["query_string"]
         if _PLAIN_TARGET.fullmatch(target) is None:
             target = b"/"
-        headers = {wire.HEAD_FIELD.decode(): wire.encode_head(scope)}
-        if length is not None:
-            headers["Content-Length"] = length
+        method = scope.get("method", "POST")
         return await self.session.request(
             method if method in _PLAIN_METHODS else "POST",
             yarl.URL("http://owner" + target.decode("ascii"), encoded=True),
             data=body,
-            headers=headers,
+            headers={_HEAD_FIELD: wire.encode_head(scope)},
             allow_redirects=False,
             expect100=body is not None and expects_continue(scope),
         )
 
     async def verdict(self, error: Exception) -> ForwardError:
         """Say what it means for the session that an exchange failed before the reply began."""
-        if isinstance(error, aiohttp.ClientOSError) and (failure := connect_failure(self.owner_id, error)):
-            return failure
+        if isinstance(error, aiohttp.ClientConnectorError) or getattr(error, "errno", None) == errno.ENOTCONN:
+            assert isinstance(error, OSError)
+            failure = connect_failure(self.owner_id, error)
+            if failure is not None:
+                return failure
         try:
             pidfd = listener_process(self.owner_id, self.path)
             if pidfd is not None:

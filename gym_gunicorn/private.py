@@ -32,6 +32,7 @@ class PrivateApp:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self.websockets_served = 0
         self._websockets: set[_WebSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +55,8 @@ class PrivateApp:
         """Tell both ends of all WebSockets that their owner stops; one that takes nothing is not waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
-                await asyncio.gather(*(websocket.stop() for websocket in self._websockets))
+                stops = (websocket.stop() for websocket in self._websockets)
+                await asyncio.gather(*stops, return_exceptions=True)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         complete = False
@@ -62,15 +64,16 @@ class PrivateApp:
         async def send_reply(message: Message) -> None:
             nonlocal complete
             if message["type"] == "http.response.start":
-                headers = [(wire.REPLY_FIELD, wire.encode_reply(message)), *_framing(message)]
-                # The head holds the app's status: whatever it is, the caller's own server judges it.
-                message = {**message, "status": 200, "headers": headers}
+                # The head holds the app's status and fields, and the caller's own server judges
+                # them. On this connection the reply is made of chunks and ends when the handler
+                # says so: with a length it would end before, and the connection be another caller's.
+                message = {**message, "status": 200, "headers": [(wire.REPLY_FIELD, wire.encode_reply(message))]}
             await send(message)
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             await self.app(scope, receive, send_reply)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             if not complete:
                 raise
             # A background task: uvicorn would close the connection, which may serve
@@ -85,6 +88,7 @@ class PrivateApp:
                 await self.app(scope, websocket.receive, websocket.send)
             await websocket.end()
         finally:
+            self.websockets_served += 1
             self._websockets.discard(websocket)
             reader.cancel()
 
@@ -116,7 +120,11 @@ class _WebSocket:
         frames = wire.FrameReader("websocket.receive")
         while not self._disconnected:
             message = await self._receive()
-            events = frames.feed(message.get("body", b""))
+            try:
+                events = frames.feed(message.get("body", b""))
+            except wire.WireError as error:
+                log.error("A sibling's WebSocket can't be read, and ends: %s", error)
+                events = [{"type": "websocket.disconnect", "code": 1011, "reason": ""}]
             if message["type"] == "http.disconnect" or not message.get("more_body", False):
                 # The forwarder has gone; where the caller itself left, a frame says so first.
                 events.append({"type": "websocket.disconnect", "code": 1006, "reason": ""})
@@ -221,19 +229,6 @@ class PrivateServer:
             self._listener.close()
         else:
             self._server.close()
-
-
-def _framing(start: Message) -> list[tuple[bytes, bytes]]:
-    """Return the length of a reply's body, as uvicorn takes it from the app's headers; nothing for chunks."""
-    lengths = []
-    if start["status"] in (204, 304):
-        return []
-    for name, value in start.get("headers", ()):
-        if name.lower() == b"transfer-encoding" and value.lower() == b"chunked":
-            return []
-        if name.lower() == b"content-length":
-            lengths.append((name, value))
-    return [field for field in lengths[:1] if field[1].isdigit()]
 
 
 def _without_access_log(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +22,9 @@ from gym_gunicorn.settings import Settings
 from gym_gunicorn.sockets import bind_private_socket, socket_path
 from gym_gunicorn.stamp import SessionStamp, with_owner
 from gym_gunicorn.stopping import AnswerCancelled
+
+# A session middleware, and the requests that get to it: None for all.
+_Placed = tuple[SessionMiddleware, Callable[[Scope], bool] | None]
 
 
 @dataclass
@@ -43,7 +47,9 @@ class Routed:
 
     def moved_requests(self) -> int:
         """Return by how many more requests, since the last call, this worker handled than it received."""
-        moved = self.private.state.total_requests - self.forwarder.finished
+        # A WebSocket is no request to uvicorn, but travels as one.
+        received = self.private.state.total_requests - self.private_app.websockets_served
+        moved = received - self.forwarder.finished
         change, self._moved = moved - self._moved, moved
         return change
 
@@ -60,13 +66,15 @@ def route(
         OSError: the private socket can't be bound.
     """
     found = list(find_sessions(app))
+    middlewares: list[_Placed]
     declaration = find_declaration(app)
     tokens = declaration if settings.token_header is None else settings
     problems = dict(PROBLEMS)
     if settings.secret_key is not None:
-        middlewares = [("", session_middleware(settings.secret_key, settings.session_cookie, settings.max_age))]
+        given = session_middleware(settings.secret_key, settings.session_cookie, settings.max_age)
+        middlewares = [(given, None)]
     else:
-        middlewares = [(session.prefix, session.middleware) for session in found]
+        middlewares = [(session.middleware, session.applies if session.routes else None) for session in found]
     if not middlewares:
         return None
     path = socket_path(directory, owner_id)
@@ -80,7 +88,7 @@ def route(
         app = with_owner(app, owner_id)
     if settings.expire_lost_cookie:
         gone = SESSION_GONE
-        for _, middleware in middlewares:
+        for middleware, _ in middlewares:
             gone = gone.with_header(b"set-cookie", _expired_cookie(middleware))
         problems[Gone] = gone
     around = find_cors(app)
@@ -110,22 +118,20 @@ def route(
     )
 
 
-def _carriers(
-    middlewares: list[tuple[str, SessionMiddleware]], tokens: Declaration | Settings, settings: Settings
-) -> list[Placed]:
+def _carriers(middlewares: list[_Placed], tokens: Declaration | Settings, settings: Settings) -> list[Placed]:
     """Return where requests name their owner, the deciding one first."""
     carriers = [
         Placed(
-            prefix,
             SessionCookie(middleware.signer, middleware.session_cookie, middleware.max_age, settings.owner_key),
+            applies,
         )
-        for prefix, middleware in middlewares
+        for middleware, applies in middlewares
     ]
     if tokens.token_header is not None:
-        _, middleware = middlewares[-1]
+        middleware, _ = middlewares[-1]
         serializer = URLSafeSerializer(middleware.signer.secret_key, tokens.token_salt)
         token = SessionToken(serializer, tokens.token_header, settings.token_session_id_key)
-        carriers = [Placed(tokens.token_path, token), *carriers, Placed("", token)]
+        carriers = [Placed(token, partial(is_below, tokens.token_path)), *carriers, Placed(token)]
     return carriers
 
 
@@ -133,7 +139,7 @@ def _below(prefix: str, there: ASGIApp, elsewhere: ASGIApp) -> ASGIApp:
     """Return what answers requests below the path ``prefix`` with one app, and others with the other."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (there if is_below(scope["path"], prefix) else elsewhere)(scope, receive, send)
+        await (there if is_below(prefix, scope) else elsewhere)(scope, receive, send)
 
     return answer
 

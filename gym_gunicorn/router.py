@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import Logger
 
@@ -23,32 +23,33 @@ PROBLEMS: Mapping[type[ForwardError], Problem] = {
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A carrier, and the prefix of the paths on which it counts: "" for all."""
+    """A carrier, and the requests for which it counts: ``None`` for all."""
 
-    prefix: str
     carrier: Carrier
+    applies: Callable[[Scope], bool] | None = None
 
 
 def owner_of(scope: Scope, carriers: Sequence[Placed], local_paths: Sequence[str] = ()) -> str | None:
     """Return the owner ID that a request names, or ``None``.
 
-    The first carrier that counts on the request's path and is present in the request
-    decides, whether what it says is valid or not. On ``local_paths`` none counts.
+    The first carrier that counts for the request and is present in it decides, whether
+    what it says is valid or not. On ``local_paths`` none counts.
     """
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    if any(is_below(path, prefix) for prefix in local_paths):
-        return None
+    for prefix in local_paths:
+        if is_below(prefix, scope):
+            return None
     for placed in carriers:
-        if is_below(path, placed.prefix):
+        if placed.applies is None or placed.applies(scope):
             carried = placed.carrier.read(scope["headers"])
             if carried is not None:
                 return carried.owner
     return None
 
 
-def is_below(path: str, prefix: str) -> bool:
-    """Tell whether ``path`` begins with the segments of ``prefix``: "/a/b" does with "/a", "/ab" does not."""
-    return not prefix or path == prefix or path.startswith(prefix if prefix.endswith("/") else prefix + "/")
+def is_below(prefix: str, scope: Scope) -> bool:
+    """Tell whether a request's path begins with the segments of ``prefix``: "/a/b" does with "/a", "/ab" does not."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == prefix or path.startswith(prefix if prefix.endswith("/") else prefix + "/")
 
 
 class SessionRouter:

@@ -17,7 +17,6 @@ from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Routing, Settings
-from gym_gunicorn.sockets import unlink
 from gym_gunicorn.worker import RoutingWorker
 
 # How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
@@ -101,7 +100,11 @@ class SessionRouting:
         inherited = os.environ.pop(_INHERITED, None)
         if inherited is not None and server.master_pid:
             try:
-                self._hold(server, SocketDirectory.join(inherited))
+                directory = SocketDirectory.join(inherited)
+                if directory.uid != server.cfg.uid:
+                    directory.leave()
+                    raise DirectoryError(f"{directory.path} is another user's, and this server changes the user")
+                self._hold(server, directory)
             except DirectoryError as error:
                 log_of(server).warning("Session routing: %s; the sessions of the old workers are gone.", error)
         self._prepare(server)
@@ -150,7 +153,7 @@ class SessionRouting:
     @_contained
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
-            died = unlink(worker.directory.socket_path(worker.owner_id))
+            died = worker.directory.remove_socket(worker.owner_id)
             if died:
                 log_of(server).warning(
                     "Owner %s has died, worker (pid:%s): its sessions get 410", worker.owner_id, worker.pid
@@ -198,7 +201,7 @@ class SessionRouting:
             return
         if worker.owner_id is None or worker.directory is None:
             return
-        unlink(worker.directory.socket_path(worker.owner_id))
+        worker.directory.remove_socket(worker.owner_id)
         if os.getppid() != worker.ppid:
             # Orphaned: no arbiter will remove the directory.
             worker.directory.leave()

@@ -104,6 +104,7 @@ class RoutedServer(Server):
             await self.lifespan.shutdown()
         finally:
             heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
 
     def _states(self) -> list[ServerState]:
         states = [self.server_state]

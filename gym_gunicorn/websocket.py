@@ -35,7 +35,7 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
         while True:
             try:
                 if response is None:
-                    response = await peer.request("POST", scope, _frames(receive))
+                    response = await peer.request(scope, _frames(receive))
                     if response.headers.get(wire.REPLY_FIELD.decode()) is None:
                         # The app raised, or returned without an answer.
                         return

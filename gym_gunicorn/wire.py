@@ -29,7 +29,7 @@ _FRAME_LENGTH = struct.Struct("!I")
 _MAX_FRAME = 2**30
 
 
-class WireError(ValueError):
+class WireError(Exception):
     """A peer sent what this release can't read."""
 
 
@@ -81,8 +81,6 @@ def decode_head(value: bytes) -> Scope:
             "server": None if server is None else tuple(server),
             "headers": _pairs(headers),
         }
-    except WireError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError(f"unreadable head: {type(error).__name__}") from error
 
@@ -103,8 +101,6 @@ def decode_reply(value: str) -> Message:
         if version != VERSION:
             raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
         return {"type": "http.response.start", "status": status, "headers": _pairs(headers)}
-    except WireError:
-        raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError(f"unreadable reply: {type(error).__name__}") from error
 
@@ -178,7 +174,5 @@ class FrameReader:
             if "body" in event:
                 event["body"] = event["body"].encode("latin-1")
             return event
-        except WireError:
-            raise
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise WireError(f"unreadable frame: {type(error).__name__}") from error

@@ -81,6 +81,19 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         if not server.started:
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
+    def _end_by_itself(self) -> None:
+        """See to it that this process ends though no arbiter kills it: a thread that blocks would hold it up."""
+
+        def end(signum: int, frame: FrameType | None) -> None:
+            self.log.error("Worker (pid:%s) did not end within graceful_timeout, and has no arbiter: ended", self.pid)
+            if self.owner_id is not None and self.directory is not None:
+                self.directory.remove_socket(self.owner_id)
+                self.directory.leave()
+            os._exit(1)
+
+        signal.signal(signal.SIGALRM, end)
+        signal.alarm(self.cfg.graceful_timeout + 1)
+
     def _stop(self, signum: int, frame: FrameType | None) -> None:
         self.alive = False
         self._stopped_by = signal.Signals(signum).name
@@ -90,6 +103,7 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         if not self.alive:
             return self._stopped_by
         if os.getppid() != self.ppid:
+            self._end_by_itself()
             return f"the arbiter (pid {self.ppid}) is gone"
         return None
 

@@ -303,10 +303,15 @@ NOT_BYTES = (
     "ASGI's headers are bytes, and what is none can't travel: the owner's server answers 500. A stock one breaks the "
     "connection off without a word (httptools) or lets it pass (h11)."
 )
+JOINED = (
+    "The body is longer than the app announced. Pieces that follow one another at once travel as one, and uvicorn "
+    "sends nothing of a piece that is too long: the caller sees a body that is cut short, where it would have seen "
+    "the announced part. The connection is closed either way."
+)
 EXPECTED_DIFFERENCES = {
+    "a longer body than announced in pieces": JOINED,
     "the app raises after the end": AFTER_THE_END,
     "Starlette: a page that raises": AFTER_THE_END,
-    "a longer body than announced in pieces": AFTER_THE_END,
     "more after the end": AFTER_THE_END,
     "HEAD and more after the end": AFTER_THE_END,
     "trailers": AFTER_THE_END,
@@ -352,6 +357,16 @@ def test_forwarded_reply_that_is_no_bytes_is_answered_with_500(pair: Pair, case:
     assert direct.statuses == {"httptools": (0,), "h11": (200,)}[pair.configuration.http]
     assert (forwarded.statuses, forwarded.kept) == ((500,), False)
     assert forwarded.seen == direct.seen
+
+
+@pytest.mark.parametrize("case", [case for case in INVALID if EXPECTED_DIFFERENCES.get(case.name) == JOINED], ids=str)
+def test_forwarded_reply_that_is_too_long_is_cut_and_never_looks_whole(pair: Pair, case: Case) -> None:
+    direct, forwarded = pair.both_outcomes(case)
+    assert (direct.statuses, direct.kept) == (forwarded.statuses, forwarded.kept) == ((200,), False)
+    assert forwarded.seen == direct.seen
+    (reply,) = forwarded.replies
+    assert reply.body in (b"", b"seen")
+    assert reply.complete == (reply.body == b"seen")
 
 
 # Replies and time

@@ -196,7 +196,7 @@ def test_the_cookie_that_the_app_sets_is_read_with_what_is_found(make_app: Calla
 
 @APPS
 def test_an_apps_own_sessions_are_for_all_paths(make_app: Callable[[], ASGIApp]) -> None:
-    assert found_in(make_app()).prefix == ""
+    assert found_in(make_app()).routes == ()
 
 
 @APPS
@@ -315,36 +315,67 @@ def named(name: str) -> Starlette:
     return starlette_app(sessions(session_cookie=name))
 
 
-MOUNTS: dict[str, tuple[ASGIApp, list[tuple[str, str]]]] = {
-    "one": (Starlette(routes=[Mount("/a", named("a"))]), [("/a", "a")]),
-    "with a slash": (Starlette(routes=[Mount("/a/", named("a"))]), [("/a", "a")]),
-    "at the root": (Starlette(routes=[Mount("/", named("a"))]), [("", "a")]),
-    "several": (Starlette(routes=[Mount("/a", named("a")), Mount("/b", named("b"))]), [("/a", "a"), ("/b", "b")]),
+PATHS = ("/", "/a/x", "/ab/x", "/a/b/x", "/b/x")
+A_AND_BELOW = ["/a/x", "/a/b/x"]
+
+MOUNTS: dict[str, tuple[ASGIApp, list[tuple[str, list[str]]]]] = {
+    "one": (Starlette(routes=[Mount("/a", named("a"))]), [("a", A_AND_BELOW)]),
+    "with a slash": (Starlette(routes=[Mount("/a/", named("a"))]), [("a", A_AND_BELOW)]),
+    "at the root": (Starlette(routes=[Mount("/", named("a"))]), [("a", [*PATHS])]),
+    "several": (
+        Starlette(routes=[Mount("/a", named("a")), Mount("/b", named("b"))]),
+        [("a", A_AND_BELOW), ("b", ["/b/x"])],
+    ),
     "one in another": (
         Starlette(routes=[Mount("/a", Starlette(routes=[Mount("/b", named("b"))]))]),
-        [("/a/b", "b")],
+        [("b", ["/a/b/x"])],
     ),
     "one below a group of routes": (
         Starlette(routes=[Mount("/a", routes=[Mount("/b", named("b"))])]),
-        [("/a/b", "b")],
+        [("b", ["/a/b/x"])],
     ),
-    "wrapped": (Starlette(routes=[Mount("/a", Wrapper(named("a")))]), [("/a", "a")]),
+    "wrapped": (Starlette(routes=[Mount("/a", Wrapper(named("a")))]), [("a", A_AND_BELOW)]),
     "by its own middleware": (
         Starlette(routes=[Mount("/a", starlette_app(), middleware=[sessions()])]),
-        [("/a", "session")],
+        [("session", A_AND_BELOW)],
     ),
-    "by host": (Starlette(routes=[Host("a.example", named("a"))]), [("", "a")]),
+    "by host": (
+        Starlette(routes=[Host("a.example", named("a")), Host("other.example", named("b"))]),
+        [("a", [*PATHS]), ("b", [])],
+    ),
     "before the app's own": (
         Starlette(routes=[Mount("/a", named("a"))], middleware=[sessions(session_cookie="own")]),
-        [("/a", "a"), ("", "own")],
+        [("a", A_AND_BELOW), ("own", [*PATHS])],
     ),
-    "not below a parameter": (Starlette(routes=[Mount("/{name}", named("a"))]), []),
+    "below a parameter": (Starlette(routes=[Mount("/{name}/b", named("a"))]), [("a", ["/a/b/x"])]),
 }
 
 
 @pytest.mark.parametrize(("app", "expected"), MOUNTS.values(), ids=MOUNTS.keys())
-def test_sessions_of_mounted_apps_are_found_with_their_prefix(app: ASGIApp, expected: list[tuple[str, str]]) -> None:
-    assert [(found.prefix, found.middleware.session_cookie) for found in find_sessions(app)] == expected
+def test_sessions_of_mounted_apps_are_found_with_the_requests_that_get_there(
+    app: ASGIApp, expected: list[tuple[str, list[str]]]
+) -> None:
+    def scope(path: str) -> Scope:
+        return {"type": "http", "method": "GET", "path": path, "headers": [(b"host", b"a.example")]}
+
+    assert [
+        (found.middleware.session_cookie, [path for path in PATHS if found.applies(scope(path))])
+        for found in find_sessions(app)
+    ] == expected
+
+
+def test_an_app_that_is_mounted_twice_is_found_twice_and_stamped_once() -> None:
+    app = named("a")
+    for found in find_sessions(Starlette(routes=[Mount("/one", app), Mount("/two", app)])):
+        found.place_stamp(stamp(KEY))
+    classes: list[object] = [each.cls for each in app.user_middleware]
+    assert classes == [SessionMiddleware, SessionStamp]
+
+
+def test_an_app_that_is_mounted_in_itself_is_found_once() -> None:
+    app = named("a")
+    app.routes.append(Mount("/again", app))
+    assert len(list(find_sessions(app))) == 1
 
 
 # What is around the problems
