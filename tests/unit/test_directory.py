@@ -697,3 +697,44 @@ def test_a_failed_connect_is_read_for_what_it_says(number: int, verdict: type[Fo
 def test_a_failed_connect_that_says_nothing_is_no_verdict(number: int) -> None:
     assert connect_failure(OWNER, OSError(number, os.strerror(number))) is None
     assert connect_failure(OWNER, OSError("no number")) is None
+
+
+# A directory that belongs to the workers' user, who may be hostile to the arbiter's
+
+
+def test_what_a_link_in_the_place_of_the_directory_leads_to_is_left_alone(directory: SocketDirectory) -> None:
+    victim = f"{directory.path}-victim"
+    os.mkdir(victim)
+    file = os.path.join(victim, "file")
+    with open(file, "w"):
+        pass
+    os.rename(directory.path, f"{directory.path}-moved")
+    os.symlink(victim, directory.path)
+    try:
+        directory.leave(force=True)
+        assert os.path.exists(file)
+    finally:
+        os.unlink(directory.path)
+        os.rename(f"{directory.path}-moved", directory.path)
+        os.unlink(file)
+        os.rmdir(victim)
+
+
+def test_socket_is_removed_from_the_directory_and_not_from_what_took_its_place(directory: SocketDirectory) -> None:
+    name = os.path.basename(directory.socket_path(OWNER))
+    other = f"{directory.path}-other"
+    os.mkdir(other)
+    for folder in (directory.path, other):
+        with open(os.path.join(folder, name), "w"):
+            pass
+    os.rename(directory.path, f"{directory.path}-moved")
+    os.rename(other, directory.path)
+    try:
+        assert directory.remove_socket(OWNER)
+        assert not directory.remove_socket(OWNER)
+        assert os.listdir(directory.path) == [name]
+        assert os.listdir(f"{directory.path}-moved") == []
+    finally:
+        os.unlink(os.path.join(directory.path, name))
+        os.rmdir(directory.path)
+        os.rename(f"{directory.path}-moved", directory.path)
