@@ -10,26 +10,11 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger
 
 from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.hooks import ConfigurationError, check_hooks, missing_hooks
 from gym_gunicorn.worker import RoutingWorker
 
 if TYPE_CHECKING:
     from gym_gunicorn.routing import SessionRouting
-
-HOOKS = (
-    "on_starting",
-    "on_reload",
-    "nworkers_changed",
-    "pre_fork",
-    "post_worker_init",
-    "worker_exit",
-    "child_exit",
-    "pre_exec",
-    "on_exit",
-)
-
-
-class ConfigurationError(RuntimeError):
-    """A server can't be started as it is configured. gunicorn prints the message and exits with 1."""
 
 
 @dataclass
@@ -61,19 +46,12 @@ def log_of(server: Arbiter) -> Logger:
 
 
 def check(server: Arbiter) -> None:
-    """Verify that every hook of ours is in place, and the worker class.
-
-    A hook that the user has set counts as in place: it is to call ours.
+    """Verify that the hooks are in place, and the worker class.
 
     Raises:
         ConfigurationError: one is not.
     """
-    missing = _missing_hooks(server)
-    if missing:
-        raise ConfigurationError(
-            f"session routing needs the server hooks {', '.join(missing)}, which are not set. "
-            "Set each to the method of SessionRouting of that name, or call it from your own hook."
-        )
+    check_hooks(server.cfg)
     if not issubclass(server.worker_class, RoutingWorker):
         raise ConfigurationError(
             f"session routing needs the worker class gym_gunicorn.RoutingWorker or one derived from it, "
@@ -95,7 +73,7 @@ def keep_over_reloads(server: Arbiter) -> None:
         routing = state_of(server).routing
         if routing is None:
             return
-        lost = _missing_hooks(server)
+        lost = missing_hooks(server.cfg)
         for name in lost:
             server.cfg.set(name, getattr(routing, name))
         if not issubclass(server.worker_class, RoutingWorker):
@@ -111,8 +89,3 @@ def keep_over_reloads(server: Arbiter) -> None:
             )
 
     server.setup = setup_and_keep  # type: ignore[method-assign]
-
-
-def _missing_hooks(server: Arbiter) -> list[str]:
-    settings = server.cfg.settings
-    return [name for name in HOOKS if settings[name].get() is settings[name].default]

@@ -126,6 +126,17 @@ class SocketDirectory:
         """The user whose directory it is."""
         return os.fstat(self.descriptor).st_uid
 
+    def is_there(self) -> bool:
+        """Tell whether the path still leads to the directory."""
+        return _is_at(self.path, self.descriptor)
+
+    def let_go(self) -> None:
+        """Give up this process's part of the lock."""
+        if self.descriptor >= 0:
+            # Closed, never unlocked: workers and arbiter share one open file and its lock.
+            os.close(self.descriptor)
+            self.descriptor = -1
+
     def leave(self, wait: float = 0.0, force: bool = False) -> bool:
         """Give up the lock, and remove the directory if nobody else holds it.
 
@@ -135,9 +146,7 @@ class SocketDirectory:
         """
         if self.descriptor < 0:
             return not os.path.lexists(self.path)
-        # Closed, never unlocked: workers and arbiter share one open file and its lock.
-        os.close(self.descriptor)
-        self.descriptor = -1
+        self.let_go()
         deadline = time.monotonic() + wait
         while not _remove_if_unheld(self.path):
             if time.monotonic() >= deadline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from typing import Any
 
@@ -221,6 +222,10 @@ class PrivateServer:
 
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(protocol, sock=self._listener, backlog=config.backlog)
+
+    def let_go(self) -> None:
+        """Close this process's part of the socket, in a forked child: it would keep connections that nobody answers."""
+        os.close(self._listener.fileno())
 
     def stop_accepting(self) -> None:
         """Close the socket and remove its file: who needs a new connection is told that the session is gone."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from gunicorn.arbiter import Arbiter
 
-from gym_gunicorn.arbiter import HOOKS, check, keep_over_reloads, log_of, state_of
+from gym_gunicorn.arbiter import check, keep_over_reloads, log_of, state_of
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
 from gym_gunicorn.discovery import find_declaration
+from gym_gunicorn.hooks import HOOKS
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Routing, Settings
@@ -116,6 +116,7 @@ class SessionRouting:
         state = state_of(server)
         state.routing = self
         state.announced = False
+        self._renew(server)
         directory = state.directory
         if directory is not None:
             if self.settings.routing == "off":
@@ -143,18 +144,20 @@ class SessionRouting:
 
     @_contained
     def pre_fork(self, server: Arbiter, worker: RoutingWorker) -> None:
-        worker.hooked = True
         state = state_of(server)
+        self._renew(server)
         if self._is_routed(server):
             worker.owner_id = new_owner_id()
             worker.directory = state.directory
             worker.announces, state.announced = not state.announced, True
+        worker.prepared = True
 
     @_contained
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
-            died = worker.directory.remove_socket(worker.owner_id)
-            if died:
+            left = worker.directory.remove_socket(worker.owner_id)
+            # After a reload to another user the worker could not remove it itself.
+            if left and worker.cfg.uid == worker.directory.uid:
                 log_of(server).warning(
                     "Owner %s has died, worker (pid:%s): its sessions get 410", worker.owner_id, worker.pid
                 )
@@ -186,12 +189,9 @@ class SessionRouting:
             return
         try:
             self._route(worker, worker.owner_id, worker.directory)
-        except Exception as error:
+        except Exception:
             worker.log.exception("The private socket of worker %s can't be served", worker.owner_id)
-            # Not the exit status of a failed boot, on which gunicorn would halt the
-            # whole server. The arbiter starts another worker; not at full speed.
-            time.sleep(1)
-            raise SystemExit(1) from error
+            worker.leave_in_a_moment()
 
     @_contained
     def worker_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
@@ -202,9 +202,6 @@ class SessionRouting:
         if worker.owner_id is None or worker.directory is None:
             return
         worker.directory.remove_socket(worker.owner_id)
-        if os.getppid() != worker.ppid:
-            # Orphaned: no arbiter will remove the directory.
-            worker.directory.leave()
 
     # Inside
 
@@ -221,6 +218,18 @@ class SessionRouting:
             sweep(settings.directory, {os.geteuid(), cfg.uid})
             self._hold(server, SocketDirectory.create(settings.directory, cfg.uid, cfg.gid))
 
+    def _renew(self, server: Arbiter) -> None:
+        """Make another socket directory where somebody has removed the one that there was."""
+        state = state_of(server)
+        if state.directory is not None and not state.directory.is_there():
+            log_of(server).error(
+                "The socket directory %s has been removed: the sessions of the workers in it are lost",
+                state.directory.path,
+            )
+            state.directory.let_go()
+            state.directory = None
+            self._prepare(server)
+
     def _hold(self, server: Arbiter, directory: SocketDirectory) -> None:
         state_of(server).directory = directory
         log_of(server).info(
@@ -228,10 +237,10 @@ class SessionRouting:
             "end those of the workers that they replace",
             directory.path,
         )
-        # gunicorn calls on_exit only where it halts in good order (27.0: not when the
-        # port is in use, a certificate is missing or two workers fail to boot).
-        pid = os.getpid()
-        atexit.register(lambda: directory.leave() if os.getpid() == pid else None)
+        # gunicorn calls on_exit only where it halts in good order (27.0: not when the port
+        # is in use, a certificate is missing or two workers fail to boot). Workers inherit
+        # this: whoever is last removes the directory, orphaned workers among them.
+        atexit.register(directory.leave)
 
     def _route(self, worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
         if not find_declaration(worker.wsgi).routed:
@@ -249,6 +258,9 @@ class SessionRouting:
         if worker.routed is not None:
             worker.wsgi = worker.routed.app
             worker.log.info("This worker is owner %s", owner_id)
+            # A child that the app forks may outlive this worker, and must not pass for it.
+            os.register_at_fork(after_in_child=directory.let_go)
+            os.register_at_fork(after_in_child=worker.routed.private.let_go)
         elif worker.announces:
             worker.log.warning(
                 "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "

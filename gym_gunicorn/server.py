@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -162,5 +163,15 @@ def _release(connection: Any, idle_since: dict[Any, float], now: float, patience
             cycle.keep_alive = False
         return
     wait = FIRST_REQUEST if cycle is None else LINGER
-    if now - idle_since.setdefault(connection, now) >= wait * patience:
+    if now - idle_since.setdefault(connection, now) >= wait * patience and not _has_input(connection.transport):
         connection.shutdown()
+
+
+def _has_input(transport: asyncio.Transport) -> bool:
+    """Tell whether something has come over a connection that was not read yet: a request, most likely."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
@@ -15,25 +16,20 @@ from starlette.types import ASGIApp
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.hooks import ConfigurationError, check_hooks
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.server import RoutedServer
-
-_WITHOUT_HOOKS = (
-    "the worker class gym_gunicorn.RoutingWorker needs the hooks of SessionRouting, and pre_fork is not in place: "
-    "sessions would reach workers that do not hold them. Use `-c python:gym_gunicorn.conf`, begin the configuration "
-    "with `from gym_gunicorn.conf import *`, or call SessionRouting's hooks from yours."
-)
 
 
 class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has no types
     """A worker that can be an owner.
 
-    The hooks of ``SessionRouting`` fill in the attributes below: ``hooked``, ``owner_id``
-    and ``directory`` before the fork, ``routed`` in the worker. Without an owner ID it
-    serves its app as uvicorn's worker does, and stops as this one does.
+    The hooks of ``SessionRouting`` fill in the attributes below: ``routed`` in the worker,
+    the others before the fork. Without an owner ID it serves its app as uvicorn's worker
+    does, and stops as this one does.
     """
 
-    hooked: bool = False
+    prepared: bool = False
     owner_id: str | None = None
     directory: SocketDirectory | None = None
     announces: bool = False
@@ -48,14 +44,27 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
     @classmethod
     def check_config(cls, cfg: Config, log: Logger) -> None:
         """Refuse to start without the hooks. gunicorn calls this at the start, not at a reload."""
-        if cfg.settings["pre_fork"].get() is cfg.settings["pre_fork"].default:
-            raise RuntimeError(_WITHOUT_HOOKS)
+        check_hooks(cfg)
 
     def init_process(self) -> None:
-        if not self.hooked:
-            self.log.error(_WITHOUT_HOOKS)
+        try:
+            check_hooks(self.cfg)
+        except ConfigurationError as error:
+            self.log.error("%s", error)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
+        if not self.prepared:
+            self.log.error("The hook pre_fork failed for this worker: another one will be started")
+            self.leave_in_a_moment()
         super().init_process()
+
+    def leave_in_a_moment(self) -> NoReturn:
+        """End this process so that the arbiter starts another one, though not at full speed.
+
+        Its exit status is not that of a failed boot, on which gunicorn would halt the whole
+        server.
+        """
+        time.sleep(1)
+        sys.exit(1)
 
     def init_signals(self) -> None:
         super().init_signals()

@@ -9,9 +9,14 @@ from typing import Any
 
 import aiohttp
 from fastapi import HTTPException
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gym_gunicorn.disconnect import CancelOnDisconnect
 from gym_gunicorn.gym.server import GymServer, Handler
+
+# Seconds. gunicorn's servers close idle connections after `keepalive`, two by default: a
+# client that keeps them longer sends requests into connections that are being closed.
+KEEP_ALIVE = 1.0
 
 
 class EpisodeError(Exception):
@@ -56,7 +61,14 @@ class Episode:
         return await self._post(self._resources_url, "/seed_session", body)
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a tool of the resources server."""
+        """Call a tool of the resources server.
+
+        Raises:
+            EpisodeError: what is asked for is no tool's name, or is a step that is the agent's
+                own: a model must not seed or verify its episode.
+        """
+        if not name.isidentifier() or name in ("seed_session", "verify"):
+            raise EpisodeError("the tool call", None, f"{name!r} is no tool")
         return await self._post(self._resources_url, f"/{name}", arguments)
 
     async def verify(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +92,7 @@ class Episode:
             async with self._http.post(where, json=body) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError) as error:
-            raise EpisodeError(where, None, f"no answer ({error!r})") from error
+            raise EpisodeError(where, None, f"no answer ({error or type(error).__name__})") from error
         if response.status != 200:
             raise EpisodeError(where, response.status, text[:1000])
         try:
@@ -110,7 +122,9 @@ class AgentServer(GymServer):
         self.resources_url = resources_url
         self.model_url = model_url
         self._connector: aiohttp.TCPConnector | None = None
-        Handler.of(self.run).add_to(self.app)
+        self.app.add_middleware(CancelOnDisconnect)
+        if type(self).play is not AgentServer.play:
+            Handler.of(self.run).add_to(self.app)
 
     async def play(self, episode: Episode, body: RunRequest) -> None:
         """Play the episode, between seed and verify."""
@@ -121,7 +135,13 @@ class AgentServer(GymServer):
         async with self.episode() as episode:
             await episode.seed(body.seed)
             await self.play(episode, body)
-            return RunReply.model_validate(await episode.verify(body.verify))
+            verified = await episode.verify(body.verify)
+            try:
+                return RunReply.model_validate(verified)
+            except ValidationError:
+                raise EpisodeError(
+                    f"{self.resources_url}/verify", 200, f"a reply without a reward: {json.dumps(verified)[:1000]}"
+                ) from None
 
     @asynccontextmanager
     async def episode(self) -> AsyncIterator[Episode]:
@@ -142,12 +162,13 @@ class AgentServer(GymServer):
             try:
                 yield Episode(http, self.resources_url, self.model_url)
             except EpisodeError as error:
-                raise HTTPException(410 if error.status == 410 else 502, str(error)) from error
+                lost = error.status == 410 and error.where.startswith(self.resources_url.rstrip("/"))
+                raise HTTPException(410 if lost else 502, str(error)) from error
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with super().running():
-            self._connector = aiohttp.TCPConnector(limit=0)
+            self._connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
             try:
                 yield
             finally:

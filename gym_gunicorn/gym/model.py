@@ -10,7 +10,11 @@ import aiohttp
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from gym_gunicorn.disconnect import CancelOnDisconnect
+from gym_gunicorn.gym.agent import KEEP_ALIVE
 from gym_gunicorn.gym.server import GymServer
 
 # What a caller's request and a backend's reply keep on their way.
@@ -36,7 +40,12 @@ class ModelServer(GymServer):
         self._authorization = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http: aiohttp.ClientSession | None = None
         for path in ("/v1/responses", "/v1/chat/completions"):
-            self.app.add_api_route(path, self._relay, methods=["POST"], include_in_schema=False)
+            # Nobody pays for an answer that its caller no longer waits for.
+            self.app.router.routes.append(Route(path, CancelOnDisconnect(self._serve), methods=["POST"]))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._relay(Request(scope, receive))
+        await answer(scope, receive, send)
 
     async def _relay(self, request: Request) -> Response:
         assert self._http is not None, "the server is not running"
@@ -50,8 +59,8 @@ class ModelServer(GymServer):
             )
         except (aiohttp.ClientError, OSError) as error:
             # As OpenAI's own errors look, so that its clients raise what they should.
-            detail = {"message": f"the backend does not answer ({error!r})", "type": "backend_error", "code": None}
-            return JSONResponse({"error": detail}, 502)
+            message = f"the backend does not answer ({error or type(error).__name__})"
+            return JSONResponse({"error": {"message": message, "type": "backend_error", "code": None}}, 502)
         kept = {name: value for name, value in answer.headers.items() if name.lower() in _REPLY_FIELDS}
         return StreamingResponse(_body(answer), answer.status, kept)
 
@@ -60,7 +69,7 @@ class ModelServer(GymServer):
         async with (
             super().running(),
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
                 cookie_jar=aiohttp.DummyCookieJar(),
             ) as http,

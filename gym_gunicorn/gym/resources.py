@@ -95,8 +95,9 @@ class ResourcesServer(GymServer):
         return found
 
     def _find_tools(self) -> list[Handler]:
-        methods = inspect.getmembers(self, lambda member: getattr(member, "is_tool", False))
-        return [Handler.of(method) for _, method in methods]
+        # Of the class: a property of it may need what its __init__ has not made yet.
+        methods = inspect.getmembers(type(self), inspect.isfunction)
+        return [Handler.of(getattr(self, name)) for name, method in methods if getattr(method, "is_tool", False)]
 
     def _seeded(self, request: Request, session_id: str, body: BaseModel, reply: BaseModel) -> dict[str, Any]:
         answer: dict[str, Any] = reply.model_dump(mode="json")

@@ -102,10 +102,17 @@ class Handler:
             TypeError: it does not take ``(session_id: str, body: Model)`` or does not return a model.
         """
         name = method.__name__
-        hints = typing.get_type_hints(method)
+        try:
+            hints = typing.get_type_hints(method)
+        except NameError as error:
+            raise TypeError(f"{method.__qualname__}: {error}; its models must be at the top of a module") from error
         parameters = list(inspect.signature(method).parameters)
         body, reply = hints.get("body"), hints.get("return")
-        if parameters != ["session_id", "body"] or not (_is_model(body) and _is_model(reply)):
+        if (
+            parameters != ["session_id", "body"]
+            or not inspect.iscoroutinefunction(method)
+            or not (_is_model(body) and _is_model(reply))
+        ):
             raise TypeError(
                 f"{method.__qualname__} must be `async def {name}(self, session_id: str, body: Model) -> Model`, "
                 "with pydantic models"

@@ -91,7 +91,7 @@ def test_app_of_the_readme_is_served_without_a_file(tmp_path: Path) -> None:
 
 
 def test_configuration_of_the_readme_calls_our_hook_from_a_hook_of_its_own() -> None:
-    config = code("python", "# gunicorn.conf.py").replace("SessionRouting(", 'SessionRouting(directory="{parent}", ')
+    config = code("python", "max_forwards").replace("SessionRouting(", 'SessionRouting(directory="{parent}", ')
 
     async def login_is_local(url: str) -> int:
         async with caller(url) as session:

@@ -330,7 +330,7 @@ LONG_PATH = 'import os\nos.mkdir("{parent}/' + "x" * 80 + '")\n' + CONFIG.replac
             "needs the worker class gym_gunicorn.RoutingWorker .* worker_class is 'uvicorn_worker.UvicornWorker'",
             id="other worker class",
         ),
-        pytest.param(WITHOUT_HOOKS, [], PROBE, "RoutingWorker needs the hooks of SessionRouting", id="no hooks"),
+        pytest.param(WITHOUT_HOOKS, [], PROBE, "session routing needs the server hooks", id="no hooks"),
         pytest.param(CONFIG, [], "tests.e2e.apps.missing:app", "No module named 'tests.e2e.apps.missing'", id="no app"),
         pytest.param(CONFIG, ["--preload"], "tests.e2e.apps.missing:app", "No module named", id="no app, preloaded"),
         pytest.param(CONFIG, [], "tests.e2e.apps.no_startup:app", "the database is not there", id="startup raises"),

@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field, Json, ValidationError
 
 from gym_gunicorn.gym import AgentServer, Episode, EpisodeError
 from gym_gunicorn.gym.agent import RunReply, RunRequest
@@ -34,34 +34,44 @@ class SimpleAgent(AgentServer):
     async def play(self, episode: Episode, body: RunRequest) -> None:
         assert isinstance(body, SimpleRequest)
         text = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else list(body.input)
+        offered = {tool.get("name") for tool in body.tools}
         for _ in range(body.max_steps):
             reply = await episode.ask_model("/v1/responses", {"model": body.model, "input": text, "tools": body.tools})
             output = reply.get("output")
             if not isinstance(output, list):
                 raise EpisodeError("model", 200, f"a reply without output: {json.dumps(reply)[:1000]}")
             text += output
-            calls = [item for item in output if item.get("type") == "function_call"]
+            calls = [
+                _call(item) for item in output if not isinstance(item, dict) or item.get("type") == "function_call"
+            ]
             if not calls:
                 return
             for call in calls:
-                result = await episode.call_tool(call["name"], _arguments(call))
-                text.append({"type": "function_call_output", "call_id": call["call_id"], "output": json.dumps(result)})
+                if call.name not in offered:
+                    raise EpisodeError("model", 200, f"it calls {call.name!r}, which is none of its tools")
+                result = await episode.call_tool(call.name, call.arguments)
+                text.append({"type": "function_call_output", "call_id": call.call_id, "output": json.dumps(result)})
         raise EpisodeError("model", None, f"it had not stopped after {body.max_steps} steps")
 
 
-def _arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a tool call, which a model writes as JSON.
+class ToolCall(BaseModel):
+    """A tool call as OpenAI's Responses API has it; a model writes the arguments as JSON."""
+
+    name: str
+    call_id: str
+    arguments: Json[dict[str, Any]]
+
+
+def _call(item: object) -> ToolCall:
+    """Return the tool call that an item of a model's output is.
 
     Raises:
-        EpisodeError: it wrote something else.
+        EpisodeError: it is none.
     """
     try:
-        arguments = json.loads(call["arguments"])
-    except (KeyError, TypeError, ValueError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise EpisodeError("model", 200, f"a tool call whose arguments are no JSON object: {json.dumps(call)[:1000]}")
-    return arguments
+        return ToolCall.model_validate(item)
+    except ValidationError:
+        raise EpisodeError("model", 200, f"no tool call that can be made: {json.dumps(item)[:1000]}") from None
 
 
 app = SimpleAgent(

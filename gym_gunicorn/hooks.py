@@ -1,0 +1,42 @@
+"""gunicorn's server hooks that session routing needs."""
+
+from __future__ import annotations
+
+from gunicorn.config import Config
+
+HOOKS = (
+    "on_starting",
+    "on_reload",
+    "nworkers_changed",
+    "pre_fork",
+    "post_worker_init",
+    "worker_exit",
+    "child_exit",
+    "pre_exec",
+    "on_exit",
+)
+
+
+class ConfigurationError(RuntimeError):
+    """A server can't be started as it is configured. gunicorn prints the message and exits with 1."""
+
+
+def missing_hooks(cfg: Config) -> list[str]:
+    """Return the hooks that a configuration leaves as gunicorn has them; one that a user has set is to call ours."""
+    return [name for name in HOOKS if cfg.settings[name].get() is cfg.settings[name].default]
+
+
+def check_hooks(cfg: Config) -> None:
+    """Verify that every hook is in place.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    missing = missing_hooks(cfg)
+    if missing:
+        raise ConfigurationError(
+            f"session routing needs the server hooks {', '.join(missing)}, which are not set: sessions would reach "
+            "workers that do not hold them. Use `-c python:gym_gunicorn.conf`, begin the configuration with "
+            "`from gym_gunicorn.conf import *`, or set each to the method of SessionRouting of that name, or call it "
+            "from your own hook."
+        )
