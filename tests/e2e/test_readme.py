@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +107,16 @@ def test_configuration_of_the_readme_calls_our_hook_from_a_hook_of_its_own() -> 
     with gunicorn_server(config=config) as server:
         assert asyncio.run(login_is_local(server.url)) == 404
         assert server.log().count("ready") == 4
+
+
+def test_environment_of_the_readme_is_served_on_four_workers_and_played_over_mcp(tmp_path: Path) -> None:
+    (tmp_path / "guess.py").write_text(code("python", "# guess.py"))
+    play = code("python", "# play.py")
+    with gunicorn_server("-c", "python:gym_gunicorn.conf", app="guess:app", cwd=tmp_path) as server:
+        (tmp_path / "play.py").write_text(play.replace("http://127.0.0.1:8000", server.url))
+        played = subprocess.run(
+            [sys.executable, "play.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert played.returncode == 0, played.stderr
+        (expected,) = re.findall(r"\$ python play.py\n(.*?)```", README, re.DOTALL)
+        assert played.stdout == expected
