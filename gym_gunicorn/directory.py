@@ -116,6 +116,8 @@ class SocketDirectory:
 
     def remove_socket(self, owner_id: str) -> bool:
         """Remove the private socket of the worker ``owner_id`` if it is there, and return whether it was."""
+        if self.descriptor < 0:
+            return False
         with contextlib.suppress(FileNotFoundError, PermissionError):
             os.unlink(os.path.basename(self.socket_path(owner_id)), dir_fd=self.descriptor)
             return True

@@ -225,7 +225,8 @@ class PrivateServer:
 
     def let_go(self) -> None:
         """Close this process's part of the socket, in a forked child: it would keep connections that nobody answers."""
-        os.close(self._listener.fileno())
+        with contextlib.suppress(OSError):
+            os.close(self._listener.fileno())
 
     def stop_accepting(self) -> None:
         """Close the socket and remove its file: who needs a new connection is told that the session is gone."""

@@ -226,9 +226,10 @@ class SessionRouting:
                 "The socket directory %s has been removed: the sessions of the workers in it are lost",
                 state.directory.path,
             )
+            # First, so that where it fails the server is not taken for one that never routed.
+            made = SocketDirectory.create(self.settings.directory, server.cfg.uid, server.cfg.gid)
             state.directory.let_go()
-            state.directory = None
-            self._prepare(server)
+            self._hold(server, made)
 
     def _hold(self, server: Arbiter, directory: SocketDirectory) -> None:
         state_of(server).directory = directory

@@ -284,3 +284,27 @@ def test_users_pre_exec_that_raises_costs_the_sessions_and_not_the_server() -> N
         assert [count(server, new) for _ in range(5)] == [1, 2, 3, 4, 5]
         assert server.stop() == 0
         assert_nothing_left(server)
+
+
+def test_server_reduced_to_one_worker_stays_routed_though_its_directory_is_removed() -> None:
+    config = CONFIG + "workers = 2\n"
+    with probe_server(config=config) as server:
+        lost = [session_at(server, pid) for pid in server.workers()]
+        (server.parent / "conf.py").write_text(server_config(config, server).replace("workers = 2", "workers = 1"))
+        hang_up(server, 1)
+        (directory,) = server.directories()
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: server.ready_workers() == 4, "it is replaced")
+        assert "has been removed" in server.log()
+        assert [status(server, session) for session in lost] == [410, 410]
+        assert server.stop() == 0
+        assert "Traceback" not in server.log()
+        assert_nothing_left(server)
+
+
+def server_config(config: str, server: GunicornServer) -> str:
+    return config.replace("{parent}", str(server.parent))
