@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -36,6 +37,7 @@ URLS = {"counter": "RESOURCES_URL", "scripted_backend": "BACKEND_URL", "model": 
 SESSIONS = 200
 CONVERSATIONS = 100
 TURNS = 5
+SANDBOXES = 100
 WORKERS = 4
 
 # How many MCP clients are open at a time, and connections in their common pool: what two
@@ -386,11 +388,47 @@ def conversations(routed: bool) -> Outcome:
         return Outcome(answers, owners, logs(servers))
 
 
-# The order of the table. Scenarios that other modules hold are added here.
+def sandbox_sessions(routed: bool) -> Outcome:
+    """Each session has files, a shell that keeps its state, and a check; every third is meant to fail it."""
+
+    async def one(url: str, number: int) -> tuple[str, str | None]:
+        async with http_client(cookies=True) as http:
+            task = {"files": {"number": f"{number}"}, "check": f'test "$(cat answer)" = {number + 1}'}
+            await post(http, f"{url}/seed_session", task)
+            status = 0
+            for command in ("n=$(cat number)", f"echo $((n + {2 if number % 3 == 0 else 1})) >answer"):
+                status, _ = await post(http, f"{url}/run_command", {"command": command})
+                if status != 200:
+                    return f"failed ({status})", None
+            status, answer = await post(http, f"{url}/verify", {})
+            if status != 200:
+                return f"failed ({status})", None
+            right = answer["reward"] == (0.0 if number % 3 == 0 else 1.0)
+            cookies = {cookie.key: cookie.value for cookie in http.cookie_jar}
+            return "right" if right else "wrong", owner_in(cookies.get("sandbox_session"))
+
+    async def play(url: str) -> list[tuple[str, str | None]]:
+        return await asyncio.gather(*(one(url, number) for number in range(SANDBOXES)))
+
+    with tempfile.TemporaryDirectory(prefix="gg-sandboxes-") as root:
+        config = CONFIG if routed else NOT_ROUTED
+        app = "gym_gunicorn.gym.examples.sandbox:app"
+        with gunicorn_server(app=app, config=config, workers=8, env={"SANDBOX_ROOT": root}) as server:
+            played = asyncio.run(play(server.url))
+            if routed:
+                assert os.listdir(root) == [], "a folder was left"
+            server.stop()
+            until(lambda: not os.listdir(root), "no folder is left")
+            owners = {owner for _, owner in played if owner is not None}
+            return Outcome(Counter(answer for answer, _ in played), owners, server.log())
+
+
+# The order of the table.
 SCENARIOS = (
     Scenario("200 episodes at once: relay agent, counter with 4 workers", SESSIONS, relay_agent_episodes),
     Scenario("200 episodes at once: simple agent, model, counter with 4", SESSIONS, simple_agent_episodes),
     Scenario("200 sessions: seed, verify, state in memory, 4 workers", SESSIONS, state_in_memory),
+    Scenario("100 sandboxes with a shell each, 8 workers", SANDBOXES, sandbox_sessions),
     Scenario("200 sessions over MCP without cookies, 4 workers", SESSIONS, mcp_without_cookies),
     Scenario("the same, 50 MCP clients on one pool of 20 connections", SESSIONS, mcp_over_one_pool),
     Scenario("200 sessions, a worker killed after seeding, 4 workers", SESSIONS, killed_worker),

@@ -39,6 +39,12 @@ def test_state_in_memory_is_found_again_by_all_sessions_and_lies_in_several_work
     assert len(outcome.owners) > 1
 
 
+def test_sandboxes_on_eight_workers_give_every_reward_right_and_leave_nothing() -> None:
+    outcome = gym_proof.sandbox_sessions(True)
+    assert_all_right(outcome, gym_proof.SANDBOXES)
+    assert len(outcome.owners) > 1
+
+
 def test_two_hundred_clients_count_right_over_mcp_without_cookies() -> None:
     outcome = gym_proof.mcp_without_cookies(True)
     assert_all_right(outcome, SESSIONS)

@@ -976,3 +976,27 @@ def test_model_server_needs_no_secret_and_has_no_session() -> None:
     server = ModelServer(backend_url="http://unused.invalid")
     assert server.app.user_middleware == []
     assert server.declaration().routed is False
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        pytest.param(b'{"initial_count": NaN}', "initial_count", id="no number"),
+        pytest.param(b'{"initial_count": 1e999}', "initial_count", id="infinite"),
+        pytest.param(b'{"initial_count": "\\ud800"}', "initial_count", id="half of a surrogate pair"),
+        pytest.param(b"[]", "body", id="a list"),
+        pytest.param(b"nonsense", "body", id="no JSON"),
+    ],
+)
+def test_body_that_can_not_be_written_back_gets_422_with_the_name_of_its_field(body: bytes, field: str) -> None:
+    async def scenario() -> None:
+        with socket_directory() as directory:
+            async with running(CounterServer(SECRET).app, directory) as worker, aiohttp.ClientSession() as http:
+                headers = {"Content-Type": "application/json"}
+                async with http.post(worker.url + "/seed_session", data=body, headers=headers) as response:
+                    assert response.status == 422
+                    (reason,) = (await response.json())["detail"]
+                    assert field in reason["loc"]
+                    assert "input" not in reason
+
+    asyncio.run(scenario())
