@@ -146,10 +146,10 @@ class SessionRouting:
     def pre_fork(self, server: Arbiter, worker: RoutingWorker) -> None:
         state = state_of(server)
         self._renew(server)
+        worker.announces, state.announced = not state.announced, True
         if self._is_routed(server):
             worker.owner_id = new_owner_id()
             worker.directory = state.directory
-            worker.announces, state.announced = not state.announced, True
         worker.prepared = True
 
     @_contained

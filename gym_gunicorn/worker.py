@@ -13,6 +13,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.config import Config
 from gunicorn.glogging import Logger
 from starlette.types import ASGIApp
+from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
@@ -76,6 +77,11 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         # From here on; before, while the app is being loaded, a signal ends the process.
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(signum, self._stop)
+        if self.announces and self.config.ws == "auto" and AutoWebSocketsProtocol is None:
+            self.log.info(
+                "WebSockets can't be served: neither websockets nor wsproto is installed. "
+                "pip install 'gym-gunicorn[websockets]' brings one"
+            )
         self.config.app = self.wsgi
         server = RoutedServer(
             self.config,

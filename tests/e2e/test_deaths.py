@@ -292,3 +292,21 @@ def test_killed_arbiter_leaves_no_directory_though_a_child_of_its_app_lives_on(j
         server.wait()
         until(lambda: processes_of(server) == [child], "all others have ended")
         assert server.directories() == []
+
+
+def test_worker_of_a_killed_arbiter_goes_though_a_handler_holds_a_thread(journal: Journal) -> None:
+    arguments = ("--graceful-timeout", "1")
+    with (
+        ThreadPoolExecutor() as pool,
+        gunicorn_server(*arguments, app="tests.e2e.apps.blocking:app", workers=2, env=journal.env) as server,
+    ):
+        held = pool.submit(ask, server, "/hold")
+        until(lambda: any(line.startswith("hold ") for line in journal.lines()), "a thread is held")
+        server.send(signal.SIGKILL)
+        server.wait()
+        until(lambda: not server.survivors(), "all workers are gone")
+        assert server.directories() == []
+        assert "has no arbiter: ended" in server.log()
+        # An answer or a reset, and not silence.
+        with suppress(OSError, HTTPException):
+            assert held.result(timeout=60).status == 503

@@ -88,4 +88,5 @@ def test_wheel_serves_an_app_from_a_foreign_folder_in_an_empty_environment(
     ) as server:
         assert asyncio.run(play(server.url, 20)) == {"right": 20}
         assert errors(server.log()) == []
+        assert server.log().count("WebSockets can't be served") == 1
         assert server.stop() == 0
