@@ -18,8 +18,7 @@ class CancelOnDisconnect:
     The middleware reads one event ahead of the handler and no more, so bodies are
     still streamed. A body announced by ``Expect: 100-continue`` is not asked for before
     the handler asks; until then a caller that leaves is not noticed. It costs a task a
-    request. WebSockets pass unchanged:
-    their handlers always read.
+    request. WebSockets pass unchanged: their handlers always read.
     """
 
     def __init__(self, app: ASGIApp) -> None:

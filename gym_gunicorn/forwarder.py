@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import CancelOnDisconnect, expects_continue
 from gym_gunicorn.errors import Broken, Truncated, describe
-from gym_gunicorn.peer import DEATH, Peer
+from gym_gunicorn.peer import DEATH, Peer, reply_head
 from gym_gunicorn.sockets import socket_path
 from gym_gunicorn.websocket import websocket_exchange
 
@@ -175,7 +175,7 @@ def _reply(response: aiohttp.ClientResponse) -> Message:
     Raises:
         WireError: the owner speaks another version.
     """
-    head = response.headers.get(wire.REPLY_FIELD.decode())
+    head = reply_head(response)
     if head is not None:
         return wire.decode_reply(head)
     # The owner's server answers by itself where the app raised: as it is.

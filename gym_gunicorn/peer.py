@@ -36,6 +36,7 @@ _PLAIN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PLAIN_TARGET = re.compile(rb"/[!$-~]{0,1000}")
 
 _HEAD_FIELD = wire.HEAD_FIELD.decode()
+_REPLY_FIELD = wire.REPLY_FIELD.decode()
 
 # What aiohttp would otherwise limit to 8,190 bytes: a reply's head is one field.
 _MAX_FIELD = 2**24
@@ -153,3 +154,9 @@ class Peer:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+
+
+def reply_head(response: aiohttp.ClientResponse) -> str | None:
+    """Return the reply head of a response, or ``None`` where the owner's server answered by itself, not its app."""
+    head: str | None = response.headers.get(_REPLY_FIELD)
+    return head

@@ -122,7 +122,7 @@ class _LossLog:
             return
         self._losses[key] = (now, 0)
         if len(self._losses) > self._MOST:
-            # The one that was logged the longest ago; owner IDs come from outside.
+            # The one that was last heard of the longest ago; owner IDs come from outside.
             del self._losses[next(iter(self._losses))]
         more = f" (and {unlogged} more since the last such line)" if unlogged else ""
         kind = type(error).__name__.lower()

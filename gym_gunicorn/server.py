@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import select
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server, ServerState
 
 from gym_gunicorn.routed import Routed
+from gym_gunicorn.sockets import is_readable
 
 log = logging.getLogger("uvicorn.error")
 
@@ -170,8 +170,4 @@ def _release(connection: Any, idle_since: dict[Any, float], now: float, patience
 def _has_input(transport: asyncio.Transport) -> bool:
     """Tell whether something has come over a connection that was not read yet: a request, most likely."""
     sock = transport.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return False
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return sock is not None and sock.fileno() >= 0 and is_readable(sock.fileno())

@@ -96,8 +96,13 @@ def listener_process(owner_id: str, path: str) -> int | None:
 
 def is_dead(pidfd: int) -> bool:
     """Tell whether the process behind ``pidfd`` has ended."""
+    return is_readable(pidfd)
+
+
+def is_readable(descriptor: int) -> bool:
+    """Tell whether a descriptor has something to read now, the end of what it reads included."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
+    poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
 
 

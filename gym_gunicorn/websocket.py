@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gym_gunicorn import wire
 from gym_gunicorn.errors import Truncated, describe
-from gym_gunicorn.peer import Peer
+from gym_gunicorn.peer import Peer, reply_head
 
 
 async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +36,7 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
             try:
                 if response is None:
                     response = await peer.request(scope, _frames(receive))
-                    if response.headers.get(wire.REPLY_FIELD.decode()) is None:
+                    if reply_head(response) is None:
                         # The app raised, or returned without an answer.
                         return
                 chunk = await response.content.readany()
