@@ -14,6 +14,7 @@ import dataclasses
 import email.utils
 import itertools
 import os
+import re
 import socket
 import ssl
 import struct
@@ -361,15 +362,20 @@ class Connection:
         return bytes(body), False
 
 
+HTTP_DATE = re.compile(rb"\w{3}, \d\d[ -]\w{3}[ -]\d{4} \d\d:\d\d:\d\d GMT")
+"""A date in a reply's field (RFC 9110, 5.6.7): that of ``Date``, and that of a cookie which expires now."""
+
+
 def _without_date(line: bytes) -> bytes:
     """Return a field with the time of the exchange, but no other date, taken out."""
-    name, _, value = line.partition(b":")
-    if name.lower() != b"date":
-        return line
-    with contextlib.suppress(ValueError):
-        if abs(email.utils.parsedate_to_datetime(value.strip().decode()).timestamp() - time.time()) < 3600:
-            return name + b": <now>"
-    return line
+
+    def masked(match: re.Match[bytes]) -> bytes:
+        with contextlib.suppress(ValueError):
+            if abs(email.utils.parsedate_to_datetime(match[0].decode()).timestamp() - time.time()) < 3600:
+                return b"<now>"
+        return match[0]
+
+    return HTTP_DATE.sub(masked, line)
 
 
 def _tls_client() -> ssl.SSLContext:
