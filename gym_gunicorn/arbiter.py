@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,21 @@ def check(server: Arbiter) -> None:
             f"session routing needs the worker class gym_gunicorn.RoutingWorker or one derived from it, "
             f"and worker_class is {server.cfg.worker_class_str!r}. Set worker_class, and leave out -k."
         )
+
+
+def each_second(server: Arbiter, look: Callable[[], None]) -> None:
+    """Have ``look`` called about once a second, whenever the arbiter looks after its workers.
+
+    gunicorn (27.0) has no hook for this; looking for hung workers is the one thing that it
+    does each time round its loop, and nowhere else.
+    """
+    murder_workers = server.murder_workers
+
+    def murder_workers_and_look() -> None:
+        murder_workers()
+        look()
+
+    server.murder_workers = murder_workers_and_look  # type: ignore[method-assign]
 
 
 def keep_over_reloads(server: Arbiter) -> None:

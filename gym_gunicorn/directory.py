@@ -132,6 +132,59 @@ class SocketDirectory:
         """Tell whether the path still leads to the directory."""
         return _is_at(self.path, self.descriptor)
 
+    def restore(self) -> bool:
+        """Make the directory again at its path, where somebody has removed it; return whether it was missing.
+
+        Every process that holds it does this: the first makes it, the others take and
+        lock what the first has made.
+
+        Raises:
+            DirectoryError: it can't be made, or something else stands in its place.
+        """
+        if self.is_there():
+            return False
+        if os.geteuid() not in (0, self.uid):
+            raise DirectoryError(f"the socket directory {self.path!r} was removed, and is to be another user's")
+        try:
+            os.mkdir(self.path, 0o700)
+            # Whatever the umask left of it.
+            os.chmod(self.path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise _cannot_make(os.path.dirname(self.path), error) from error
+        try:
+            descriptor = os.open(self.path, _OPEN)
+        except OSError as error:
+            raise DirectoryError(f"the socket directory {self.path!r} was removed: {error.strerror}") from error
+        try:
+            self._take(descriptor)
+        except (DirectoryError, OSError) as error:
+            os.close(descriptor)
+            raise error if isinstance(error, DirectoryError) else _cannot_make(self.path, error) from error
+        return True
+
+    def _take(self, descriptor: int) -> None:
+        """Hold another directory in the place of the one that was removed, if it is as safe."""
+        status, wanted = os.fstat(descriptor), os.fstat(self.descriptor)
+        if os.geteuid() == 0 and status.st_uid == 0:
+            # Made by this process, or by an arbiter beside this one.
+            os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
+            status = os.fstat(descriptor)
+        if status.st_uid != wanted.st_uid or status.st_mode & 0o077:
+            raise DirectoryError(
+                f"the socket directory {self.path!r} was removed, and what stands in its place is another user's "
+                "or open to others. Remove that, and the server makes its own again"
+            )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DirectoryError(f"the socket directory {self.path!r} is being removed by another program") from error
+        if not _is_at(self.path, descriptor):
+            raise DirectoryError(f"the socket directory {self.path!r} was removed again")
+        os.close(self.descriptor)
+        self.descriptor = descriptor
+
     def let_go(self) -> None:
         """Give up this process's part of the lock."""
         if self.descriptor >= 0:

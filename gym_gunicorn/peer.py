@@ -8,15 +8,17 @@ import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import aiohttp
 import yarl
+from aiohttp.client_proto import ResponseHandler
 from starlette.types import Scope
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import expects_continue
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, describe
-from gym_gunicorn.sockets import connect_failure, listener_process
+from gym_gunicorn.sockets import check_listener, connect_failure, listener_process
 
 # Seconds. The private server keeps idle connections longer than this, so that it is
 # always the forwarding side that closes them, and no request meets a closed one.
@@ -65,7 +67,7 @@ class Peer:
             asyncio.get_running_loop().add_reader(self._pidfd, self._stop_watching)
         self._retired = False
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path, limit=0, keepalive_timeout=KEEP_ALIVE),
+            connector=_OwnerConnector(owner_id, path),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -154,6 +156,25 @@ class Peer:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+
+
+class _OwnerConnector(aiohttp.UnixConnector):
+    """Connects to an owner, and to nobody who has taken its place."""
+
+    def __init__(self, owner_id: str, path: str) -> None:
+        super().__init__(path, limit=0, keepalive_timeout=KEEP_ALIVE)
+        self._owner_id = owner_id
+
+    # Not public in aiohttp (3.14), which has no other place to look at a connection before it is used.
+    async def _create_connection(self, *args: Any) -> ResponseHandler:
+        protocol = await super()._create_connection(*args)
+        assert protocol.transport is not None
+        try:
+            check_listener(self._owner_id, protocol.transport.get_extra_info("socket"))
+        except Gone:
+            protocol.close()
+            raise
+        return protocol
 
 
 def reply_head(response: aiohttp.ClientResponse) -> str | None:

@@ -1,24 +1,16 @@
-"""The private server: serves a worker's app to its siblings, on its private socket."""
+"""What a worker's siblings reach: its app, given each caller's own request."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.server import ServerState
 
 from gym_gunicorn import wire
-from gym_gunicorn.peer import KEEP_ALIVE
 from gym_gunicorn.problems import EXCHANGE_BROKEN
-from gym_gunicorn.sockets import unlink
-from gym_gunicorn.stopping import AnswerCancelled
 
 log = logging.getLogger("uvicorn.error")
 
@@ -174,78 +166,3 @@ class _WebSocket:
             start = {"type": "http.response.start", "status": 200}
             await self._send({**start, "headers": [(wire.REPLY_FIELD, wire.encode_reply(start))]})
         await self._send({"type": "http.response.body", "body": wire.encode_frame(event), "more_body": True})
-
-
-class PrivateServer:
-    """Serves ``app`` on ``listener``, on the event loop and with the protocol of a public server.
-
-    It runs no lifespan, adds no ``Date`` and no ``Server``, writes no access log and
-    believes no forwarding headers: the public server of the worker that received
-    the request does all that. It keeps idle connections longer than a forwarder does.
-
-    Args:
-        app: what is served, without the router.
-        listener: a listening Unix socket.
-        path: the socket's path, removed when the server stops accepting.
-    """
-
-    def __init__(self, app: AnswerCancelled, listener: socket.socket, path: str) -> None:
-        self.app = app
-        self.path = path
-        self.state = ServerState()
-        self._listener = listener
-        self._server: asyncio.Server | None = None
-
-    async def start(self, public: Config, lifespan_state: dict[str, Any]) -> None:
-        """Start accepting; ``lifespan_state`` is what the app's lifespan has made."""
-        config = Config(
-            self.app,
-            http=_without_access_log(public.http_protocol_class),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            interface="asgi3",
-            proxy_headers=False,
-            root_path=public.root_path,
-            backlog=public.backlog,
-            timeout_keep_alive=KEEP_ALIVE * 3,
-            h11_max_incomplete_event_size=2**24,
-            reset_contextvars=public.reset_contextvars,
-        )
-        config.load()
-
-        def protocol() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's protocols take these
-                config=config, server_state=self.state, app_state=lifespan_state
-            )
-            return made
-
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(protocol, sock=self._listener, backlog=config.backlog)
-
-    def let_go(self) -> None:
-        """Close this process's part of the socket, in a forked child: it would keep connections that nobody answers."""
-        with contextlib.suppress(OSError):
-            os.close(self._listener.fileno())
-
-    def stop_accepting(self) -> None:
-        """Close the socket and remove its file: who needs a new connection is told that the session is gone."""
-        unlink(self.path)
-        if self._server is None:
-            self._listener.close()
-        else:
-            self._server.close()
-
-
-def _without_access_log(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
-    """Return a protocol class of uvicorn's that writes no access log.
-
-    ``Config(access_log=False)`` would empty the process-wide logger (uvicorn 0.54).
-    """
-
-    class PrivateProtocol(protocol):  # type: ignore[valid-type, misc]  # a class known at run time only
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.access_log = False
-
-    return PrivateProtocol

@@ -15,7 +15,8 @@ from gym_gunicorn.carriers import SessionCookie, SessionToken
 from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
 from gym_gunicorn.errors import ForwardError, Gone
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
-from gym_gunicorn.private import PrivateApp, PrivateServer
+from gym_gunicorn.private import PrivateApp
+from gym_gunicorn.private_server import PrivateServer
 from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
 from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter, is_below
 from gym_gunicorn.settings import Settings

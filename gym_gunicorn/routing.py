@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
 
-from gym_gunicorn.arbiter import check, keep_over_reloads, log_of, state_of
+from gym_gunicorn.arbiter import check, each_second, keep_over_reloads, log_of, state_of
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
 from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.hooks import HOOKS
@@ -110,6 +112,7 @@ class SessionRouting:
         self._prepare(server)
         state_of(server).routing = self
         keep_over_reloads(server)
+        each_second(server, functools.partial(_look, server))
 
     @_contained
     def on_reload(self, server: Arbiter) -> None:
@@ -219,13 +222,14 @@ class SessionRouting:
             self._hold(server, SocketDirectory.create(settings.directory, cfg.uid, cfg.gid))
 
     def _renew(self, server: Arbiter) -> None:
-        """Make another socket directory where somebody has removed the one that there was."""
+        """Make the socket directory again where somebody has removed it, or else another one."""
         state = state_of(server)
-        if state.directory is not None and not state.directory.is_there():
-            log_of(server).error(
-                "The socket directory %s has been removed: the sessions of the workers in it are lost",
-                state.directory.path,
-            )
+        if state.directory is None:
+            return
+        try:
+            _restore(state.directory, log_of(server))
+        except DirectoryError as error:
+            log_of(server).error("The sessions of the workers that there are now are lost: %s", error)
             # First, so that where it fails the server is not taken for one that never routed.
             made = SocketDirectory.create(self.settings.directory, server.cfg.uid, server.cfg.gid)
             state.directory.let_go()
@@ -269,3 +273,20 @@ class SessionRouting:
                 "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
                 "keeps no state, SessionRouting(routing='off')."
             )
+
+
+def _look(server: Arbiter) -> None:
+    """Do what an arbiter does about once a second: see to it that the socket directory is there."""
+    directory = state_of(server).directory
+    if directory is not None:
+        # What can't be restored, workers and the next fork say.
+        with contextlib.suppress(DirectoryError):
+            _restore(directory, log_of(server))
+
+
+def _restore(directory: SocketDirectory, log: Logger) -> None:
+    if directory.restore():
+        log.warning(
+            "The socket directory %s had been removed, and is there again; its workers bind their sockets anew",
+            directory.path,
+        )

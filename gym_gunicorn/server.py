@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from uvicorn.config import Config
@@ -41,6 +41,7 @@ class RoutedServer(Server):
         must_stop: asked ten times a second: why the server is to stop, or ``None``.
         must_hurry: asked while the server stops: whether to stop quickly.
         graceful_timeout: seconds after which the arbiter kills a worker that stops.
+        each_second: awaited about once a second while the server serves.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class RoutedServer(Server):
         must_stop: Callable[[], str | None],
         must_hurry: Callable[[], bool],
         graceful_timeout: float,
+        each_second: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(config)
         self.routed = routed
         self._must_stop = must_stop
         self._must_hurry = must_hurry
+        self._each_second = each_second
         # A margin for the cancelled to clean up, and for the app's own shutdown.
         self._margin = min(1.0, graceful_timeout / 2)
         self._drain_time = graceful_timeout - self._margin
@@ -78,6 +81,11 @@ class RoutedServer(Server):
         if self.routed is not None:
             # A request counts towards max_requests where it is handled.
             self.server_state.total_requests += self.routed.moved_requests()
+        # uvicorn tells gunicorn that the worker lives by the wall clock: one that was set
+        # back would have it killed as hung. So it does at each look, once a second.
+        self.last_notified = 0.0
+        if counter % 10 == 0 and self._each_second is not None:
+            await self._each_second()
         reason = self._must_stop()
         if reason is not None and not self.should_exit:
             log.info("Stopping: %s", reason)

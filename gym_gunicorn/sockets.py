@@ -69,29 +69,52 @@ def listener_process(owner_id: str, path: str) -> int | None:
         Busy: it listens, but its accept queue is full.
         OSError: the connection failed otherwise.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
             probe.connect(path)
-        except OSError as error:
-            failure = connect_failure(owner_id, error)
-            if failure is None:
-                raise
-            raise failure from error
-        if not (hasattr(socket, "SO_PEERCRED") and hasattr(os, "pidfd_open")):
-            return None
-        pid = _UCRED.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+            pid = check_listener(owner_id, probe)
+    except OSError as error:
+        failure = connect_failure(owner_id, error)
+        if failure is None:
+            raise
+        raise failure from error
+    return None if pid is None else _pidfd(owner_id, pid)
+
+
+def _pidfd(owner_id: str, pid: int) -> int | None:
+    if not hasattr(os, "pidfd_open"):
+        return None
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         raise Gone(owner_id, f"its process {pid} is dead") from None
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise Busy(owner_id, f"no room to watch it ({os.strerror(error.errno)})") from error
         # A kernel or a sandbox without pidfd: death is seen by refused connections.
         return None
     if is_dead(pidfd):
         os.close(pidfd)
         raise Gone(owner_id, f"its process {pid} is dead")
     return pidfd
+
+
+def check_listener(owner_id: str, connected: socket.socket) -> int | None:
+    """Return the pid of the process that listens at the other end of a connection to an owner.
+
+    Whoever could put a socket of theirs into the place of an owner's would be sent its
+    sessions' cookies. ``None`` where the platform does not tell (no ``SO_PEERCRED``).
+
+    Raises:
+        Gone: the process is another user's.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    pid, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid != os.geteuid():
+        raise Gone(owner_id, f"in its place listens a process of user {uid}")
+    return int(pid)
 
 
 def is_dead(pidfd: int) -> bool:

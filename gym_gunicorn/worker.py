@@ -17,6 +17,7 @@ from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.healing import Healing
 from gym_gunicorn.hooks import ConfigurationError, check_hooks
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.server import RoutedServer
@@ -83,12 +84,17 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
                 "pip install 'gym-gunicorn[websockets]' brings one"
             )
         self.config.app = self.wsgi
+        each_second = None
+        if self.routed is not None and self.directory is not None:
+            healing = Healing(self.directory, self.routed.private, self.cfg.backlog, self.log.error_log)
+            each_second = healing.look
         server = RoutedServer(
             self.config,
             self.routed,
             must_stop=self._must_stop,
             must_hurry=lambda: self._hurry,
             graceful_timeout=self.cfg.graceful_timeout,
+            each_second=each_second,
         )
         # The sockets themselves, not gunicorn's wrappers: uvloop (0.23) would close those
         # after the descriptor, which then may be another's.
