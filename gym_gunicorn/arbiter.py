@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger
 
-from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.directory import DirectoryError, SocketDirectory
 from gym_gunicorn.hooks import ConfigurationError, check_hooks, missing_hooks
+from gym_gunicorn.titles import master_title, show
 from gym_gunicorn.worker import RoutingWorker
 
 if TYPE_CHECKING:
@@ -73,6 +75,29 @@ def each_second(server: Arbiter, look: Callable[[], None]) -> None:
         look()
 
     server.murder_workers = murder_workers_and_look  # type: ignore[method-assign]
+
+
+def look_after(server: Arbiter) -> None:
+    """Do what an arbiter does about once a second: see to its socket directory and to its title."""
+    directory = state_of(server).directory
+    if directory is not None:
+        # What can't be restored, workers and the next fork say.
+        with contextlib.suppress(DirectoryError):
+            restore_directory(directory, log_of(server))
+        show(master_title(server.proc_name or "gunicorn", len(server.WORKERS), directory.path))
+
+
+def restore_directory(directory: SocketDirectory, log: Logger) -> None:
+    """Make the socket directory again where somebody has removed it, and say so.
+
+    Raises:
+        DirectoryError: it can't be made.
+    """
+    if directory.restore():
+        log.warning(
+            "The socket directory %s had been removed, and is there again; its workers bind their sockets anew",
+            directory.path,
+        )
 
 
 def keep_over_reloads(server: Arbiter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Protocol
@@ -13,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import CancelOnDisconnect, expects_continue
 from gym_gunicorn.errors import Broken, Truncated, describe
+from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
 from gym_gunicorn.peer import DEATH, Peer, reply_head
 from gym_gunicorn.sockets import socket_path
 from gym_gunicorn.websocket import websocket_exchange
@@ -59,10 +61,12 @@ class AiohttpForwarder:
     Args:
         directory: the socket directory.
         max_forwards: how many exchanges may be in flight to one owner at once.
+        figures: where it counts.
     """
 
-    def __init__(self, directory: str, max_forwards: int) -> None:
+    def __init__(self, directory: str, max_forwards: int, figures: Figures | None = None) -> None:
         self.finished = 0
+        self.figures = figures or Figures()
         self._directory = directory
         self._max_forwards = max_forwards
         self._peers: dict[str, Peer] = {}
@@ -72,7 +76,7 @@ class AiohttpForwarder:
         try:
             peer = self._peer(owner_id)
             with peer.exchange():
-                await CancelOnDisconnect(partial(_http_exchange, peer))(scope, receive, send)
+                await CancelOnDisconnect(partial(self._exchange, peer))(scope, receive, send)
         finally:
             self.finished += 1
 
@@ -91,7 +95,7 @@ class AiohttpForwarder:
         peer = self._peers.get(owner_id)
         if peer is None:
             try:
-                peer = Peer(owner_id, socket_path(self._directory, owner_id), self._max_forwards)
+                peer = Peer(owner_id, socket_path(self._directory, owner_id), self._max_forwards, self.figures)
             except OSError as error:
                 raise Broken(owner_id, f"its socket can't be connected to ({describe(error)})") from error
             self._peers[owner_id] = peer
@@ -109,35 +113,38 @@ class AiohttpForwarder:
         finally:
             await peer.close()
 
-
-async def _http_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
-    body = _body(receive) if _has_body(scope) else None
-    response: aiohttp.ClientResponse | None = None
-    try:
+    async def _exchange(self, peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic_ns()
+        figures = self.figures
+        body = _body(receive, figures) if _has_body(scope) else None
+        response: aiohttp.ClientResponse | None = None
         try:
-            response = await peer.request(scope, body)
-            reply = _reply(response)
-        except (aiohttp.ClientError, OSError, wire.WireError) as error:
-            if _caused_by_caller(error):
-                return
-            raise await peer.verdict(error) from error
-        await send(reply)
-        more_body = True
-        while more_body:
             try:
-                chunk = await response.content.readany()
-            except (aiohttp.ClientError, OSError) as error:
+                response = await peer.request(scope, body)
+                reply, taken = _reply(response)
+            except (aiohttp.ClientError, OSError, wire.WireError) as error:
                 if _caused_by_caller(error):
                     return
-                raise Truncated(
-                    peer.owner_id, f"the exchange broke after the reply began ({describe(error)})"
-                ) from error
-            more_body = not response.content.at_eof()
-            await send({"type": "http.response.body", "body": chunk, "more_body": more_body})
-    finally:
-        if response is not None:
-            # A complete reply has given its connection back; any other's is of no more use.
-            response.close()
+                raise await peer.verdict(error) from error
+            figures.added(max(0, time.monotonic_ns() - began - taken))
+            await send(reply)
+            more_body = True
+            while more_body:
+                try:
+                    chunk = await response.content.readany()
+                except (aiohttp.ClientError, OSError) as error:
+                    if _caused_by_caller(error):
+                        return
+                    raise Truncated(
+                        peer.owner_id, f"the exchange broke after the reply began ({describe(error)})"
+                    ) from error
+                more_body = not response.content.at_eof()
+                figures.values[RECEIVED_BYTES] += len(chunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": more_body})
+        finally:
+            if response is not None:
+                # A complete reply has given its connection back; any other's is of no more use.
+                response.close()
 
 
 def _has_body(scope: Scope) -> bool:
@@ -149,7 +156,7 @@ def _has_body(scope: Scope) -> bool:
     return announced or expects_continue(scope)
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
+async def _body(receive: Receive, figures: Figures) -> AsyncIterator[bytes]:
     # aiohttp (3.14) holds the head back until the first piece of the body; the owner may
     # answer before there is one.
     yield b""
@@ -162,6 +169,7 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
             raise CallerLeft
         more_body = message.get("more_body", False)
         if message.get("body"):
+            figures.values[SENT_BYTES] += len(message["body"])
             yield message["body"]
 
 
@@ -169,8 +177,8 @@ def _caused_by_caller(error: BaseException) -> bool:
     return isinstance(error.__cause__, CallerLeft)
 
 
-def _reply(response: aiohttp.ClientResponse) -> Message:
-    """Return the reply's ``http.response.start`` event.
+def _reply(response: aiohttp.ClientResponse) -> tuple[Message, int]:
+    """Return the reply's ``http.response.start`` event, and how many nanoseconds the owner took for it.
 
     Raises:
         WireError: the owner speaks another version.
@@ -180,4 +188,4 @@ def _reply(response: aiohttp.ClientResponse) -> Message:
         return wire.decode_reply(head)
     # The owner's server answers by itself where the app raised: as it is.
     headers = [(name.lower(), value) for name, value in response.raw_headers]
-    return {"type": "http.response.start", "status": response.status, "headers": headers}
+    return {"type": "http.response.start", "status": response.status, "headers": headers}, 0

@@ -1,4 +1,4 @@
-"""Puts back what somebody has removed from under a running worker: its socket, its socket directory."""
+"""Puts back what somebody has removed from under a running worker: its socket, its figures, their directory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from logging import Logger
 
 from gym_gunicorn.directory import DirectoryError, SocketDirectory
+from gym_gunicorn.figures import Figures
 from gym_gunicorn.private_server import PrivateServer
 
 
@@ -20,9 +21,12 @@ class Healing:
 
     _INTERVAL = 10.0
 
-    def __init__(self, directory: SocketDirectory, private: PrivateServer, backlog: int, log: Logger) -> None:
+    def __init__(
+        self, directory: SocketDirectory, private: PrivateServer, figures: Figures, backlog: int, log: Logger
+    ) -> None:
         self._directory = directory
         self._private = private
+        self._figures = figures
         self._backlog = backlog
         self._log = log
         self._complained = -self._INTERVAL
@@ -31,6 +35,7 @@ class Healing:
         """Restore what is missing. What can't be restored is logged, once in ten seconds."""
         try:
             self._directory.restore()
+            self._figures.restore()
             if await self._private.restore(self._backlog):
                 self._log.warning(
                     "The private socket of this worker had been removed or replaced, and is there again: %s",

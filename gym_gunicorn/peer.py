@@ -18,6 +18,7 @@ from starlette.types import Scope
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import expects_continue
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, describe
+from gym_gunicorn.figures import CONNECTIONS, Figures
 from gym_gunicorn.sockets import check_listener, connect_failure, listener_process
 
 # Seconds. The private server keeps idle connections longer than this, so that it is
@@ -51,12 +52,13 @@ class Peer:
 
     Args:
         max_forwards: how many exchanges may be in flight at once.
+        figures: where connections are counted.
 
     Raises:
         Gone, Busy, OSError: as ``gym_gunicorn.sockets.listener_process``.
     """
 
-    def __init__(self, owner_id: str, path: str, max_forwards: int) -> None:
+    def __init__(self, owner_id: str, path: str, max_forwards: int, figures: Figures) -> None:
         self.owner_id = owner_id
         self.path = path
         self.ended = asyncio.Event()
@@ -67,7 +69,7 @@ class Peer:
             asyncio.get_running_loop().add_reader(self._pidfd, self._stop_watching)
         self._retired = False
         self.session = aiohttp.ClientSession(
-            connector=_OwnerConnector(owner_id, path),
+            connector=_OwnerConnector(owner_id, path, figures),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -161,9 +163,10 @@ class Peer:
 class _OwnerConnector(aiohttp.UnixConnector):
     """Connects to an owner, and to nobody who has taken its place."""
 
-    def __init__(self, owner_id: str, path: str) -> None:
+    def __init__(self, owner_id: str, path: str, figures: Figures) -> None:
         super().__init__(path, limit=0, keepalive_timeout=KEEP_ALIVE)
         self._owner_id = owner_id
+        self._figures = figures
 
     # Not public in aiohttp (3.14), which has no other place to look at a connection before it is used.
     async def _create_connection(self, *args: Any) -> ResponseHandler:
@@ -174,7 +177,18 @@ class _OwnerConnector(aiohttp.UnixConnector):
         except Gone:
             protocol.close()
             raise
+        self._figures.values[CONNECTIONS] += 1
+        if protocol.closed is None:
+            self._figures.values[CONNECTIONS] -= 1
+        else:
+            protocol.closed.add_done_callback(self._forget)
         return protocol
+
+    def _forget(self, closed: asyncio.Future[None]) -> None:
+        # A connection that broke says so here too, to whom it may concern.
+        if not closed.cancelled():
+            closed.exception()
+        self._figures.values[CONNECTIONS] -= 1
 
 
 def reply_head(response: aiohttp.ClientResponse) -> str | None:

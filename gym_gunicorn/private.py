@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
 from gym_gunicorn import wire
+from gym_gunicorn.figures import ACTIVE, RECEIVED, WEBSOCKETS, Figures
 from gym_gunicorn.problems import EXCHANGE_BROKEN
 
 log = logging.getLogger("uvicorn.error")
@@ -23,9 +25,10 @@ class PrivateApp:
     can ``curl --unix-socket`` a worker.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, figures: Figures | None = None) -> None:
         self.app = app
         self.websockets_served = 0
+        self._figures = figures or Figures()
         self._websockets: set[_WebSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,10 +42,17 @@ class PrivateApp:
             log.error("A sibling's request can't be read, and is refused with 502: %s", error)
             await EXCHANGE_BROKEN(scope, receive, send)
             return
-        if callers["type"] == "websocket":
-            await self._websocket(callers, _WebSocket(receive, send))
-        else:
-            await self._http(callers, receive, send)
+        values = self._figures.values
+        values[RECEIVED] += 1
+        values[ACTIVE] += 1
+        try:
+            if callers["type"] == "websocket":
+                values[WEBSOCKETS] += 1
+                await self._websocket(callers, _WebSocket(receive, send))
+            else:
+                await self._http(callers, receive, send)
+        finally:
+            self._figures.values[ACTIVE] -= 1
 
     async def close_websockets(self) -> None:
         """Tell both ends of all WebSockets that their owner stops; one that takes nothing is not waited for."""
@@ -53,6 +63,7 @@ class PrivateApp:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         complete = False
+        came = time.monotonic_ns()
 
         async def send_reply(message: Message) -> None:
             nonlocal complete
@@ -60,7 +71,8 @@ class PrivateApp:
                 # The head holds the app's status and fields, and the caller's own server judges
                 # them. On this connection the reply is made of chunks and ends when the handler
                 # says so: with a length it would end before, and the connection be another caller's.
-                message = {**message, "status": 200, "headers": [(wire.REPLY_FIELD, wire.encode_reply(message))]}
+                head = wire.encode_reply(message, time.monotonic_ns() - came)
+                message = {**message, "status": 200, "headers": [(wire.REPLY_FIELD, head)]}
             await send(message)
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -164,5 +176,5 @@ class _WebSocket:
         if not self._started:
             self._started = True
             start = {"type": "http.response.start", "status": 200}
-            await self._send({**start, "headers": [(wire.REPLY_FIELD, wire.encode_reply(start))]})
+            await self._send({**start, "headers": [(wire.REPLY_FIELD, wire.encode_reply(start, 0))]})
         await self._send({"type": "http.response.body", "body": wire.encode_frame(event), "more_body": True})

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_gunicorn.carriers import SessionCookie, SessionToken
 from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
 from gym_gunicorn.errors import ForwardError, Gone
+from gym_gunicorn.figures import STATE, STOPPING, Figures
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.private import PrivateApp
 from gym_gunicorn.private_server import PrivateServer
@@ -38,10 +39,12 @@ class Routed:
     private: PrivateServer
     private_app: PrivateApp
     forwarder: Forwarder
+    figures: Figures
     _moved: int = 0
 
     async def begin_stop(self) -> None:
         """Take no more from siblings that would need a new connection, and end their WebSockets."""
+        self.figures.values[STATE] = STOPPING
         self.app.stopping = self.private.app.stopping = True
         self.private.stop_accepting()
         await self.private_app.close_websockets()
@@ -56,12 +59,20 @@ class Routed:
 
 
 def route(
-    app: ASGIApp, *, owner_id: str, directory: str, settings: Settings, backlog: int, log: logging.Logger
+    app: ASGIApp,
+    *,
+    owner_id: str,
+    directory: str,
+    settings: Settings,
+    backlog: int,
+    log: logging.Logger,
+    figures: Figures | None = None,
 ) -> Routed | None:
     """Bind the private socket of the worker ``owner_id`` and put a router around ``app``.
 
     ``directory`` is the socket directory, ``backlog`` how many connections may wait at
-    the private socket. Returns ``None`` where there is nothing to route by.
+    the private socket, ``figures`` where the worker counts. Returns ``None`` where there
+    is nothing to route by.
 
     Raises:
         OSError: the private socket can't be bound.
@@ -78,15 +89,20 @@ def route(
         middlewares = [(session.middleware, session.applies if session.routes else None) for session in found]
     if not middlewares:
         return None
+    figures = figures or Figures()
     path = socket_path(directory, owner_id)
     listener = bind_private_socket(path, backlog)
     make_stamp = partial(
-        SessionStamp, owner_id=owner_id, owner_key=settings.owner_key, session_id_key=settings.session_id_key
+        SessionStamp,
+        owner_id=owner_id,
+        owner_key=settings.owner_key,
+        session_id_key=settings.session_id_key,
+        count=figures.stamped,
     )
     for session in found:
         session.place_stamp(make_stamp)
     if not found:
-        app = with_owner(app, owner_id)
+        app = with_owner(app, owner_id, figures.stamped)
     if settings.expire_lost_cookie:
         gone = SESSION_GONE
         for middleware, _ in middlewares:
@@ -97,7 +113,7 @@ def route(
     if tokens.token_header is not None:
         for kind, problem in problems.items():
             answered[kind] = _below(tokens.token_path, problem.as_json_rpc(), problem)
-    forwarder = AiohttpForwarder(directory, settings.max_forwards)
+    forwarder = AiohttpForwarder(directory, settings.max_forwards, figures)
     router = SessionRouter(
         app,
         owner_id=owner_id,
@@ -106,9 +122,10 @@ def route(
         log=log,
         local_paths=settings.local_paths,
         problems={kind: around(answer) for kind, answer in answered.items()},
+        figures=figures,
     )
     stopping = around(SERVER_STOPPING)
-    private_app = PrivateApp(app)
+    private_app = PrivateApp(app, figures)
     return Routed(
         owner_id=owner_id,
         app=AnswerCancelled(router, stopping),
@@ -116,6 +133,7 @@ def route(
         private=PrivateServer(AnswerCancelled(private_app, stopping), listener, path),
         private_app=private_app,
         forwarder=forwarder,
+        figures=figures,
     )
 
 

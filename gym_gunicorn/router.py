@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gym_gunicorn.carriers import Carrier
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, Truncated
+from gym_gunicorn.figures import ACTIVE, BROKEN, BUSY, FORWARDED, GONE, LOCAL, TRUNCATED, WEBSOCKETS, Figures
 from gym_gunicorn.forwarder import Forwarder
 from gym_gunicorn.problems import EXCHANGE_BROKEN, OWNER_BUSY, SESSION_GONE, Problem
 
@@ -19,6 +20,9 @@ PROBLEMS: Mapping[type[ForwardError], Problem] = {
     Busy: OWNER_BUSY,
     Broken: EXCHANGE_BROKEN,
 }
+
+
+_LOST = {Gone: GONE, Busy: BUSY, Broken: BROKEN, Truncated: TRUNCATED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class SessionRouter:
         log: told of requests that an owner could not answer.
         local_paths: prefixes of paths that are never forwarded.
         problems: what answers where an owner can't, for each kind of error.
+        figures: where it counts.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class SessionRouter:
         log: Logger,
         local_paths: Sequence[str] = (),
         problems: Mapping[type[ForwardError], ASGIApp] = PROBLEMS,
+        figures: Figures | None = None,
     ) -> None:
         self.app = app
         self.owner_id = owner_id
@@ -83,6 +89,7 @@ class SessionRouter:
         self.local_paths = tuple(local_paths)
         self._losses = _LossLog(log)
         self.problems = problems
+        self.figures = figures or Figures()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -90,17 +97,33 @@ class SessionRouter:
             return
         owner_id = owner_of(scope, self.carriers, self.local_paths)
         if owner_id is None or owner_id == self.owner_id:
-            await self.app(scope, receive, send)
+            await self._here(scope, receive, send)
             return
+        self.figures.values[FORWARDED] += 1
         forward = self.forwarder.http if scope["type"] == "http" else self.forwarder.websocket
         try:
             await forward(owner_id, scope, receive, send)
         except Truncated as error:
             # The server aborts the connection of a caller whose reply is not complete.
-            self._losses.add(error)
+            self._lost(error)
         except ForwardError as error:
-            self._losses.add(error)
+            self._lost(error)
             await self.problems[type(error)](scope, receive, send)
+
+    async def _here(self, scope: Scope, receive: Receive, send: Send) -> None:
+        values = self.figures.values
+        values[LOCAL] += 1
+        values[ACTIVE] += 1
+        if scope["type"] == "websocket":
+            values[WEBSOCKETS] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.figures.values[ACTIVE] -= 1
+
+    def _lost(self, error: ForwardError) -> None:
+        self.figures.values[_LOST[type(error)]] += 1
+        self._losses.add(error)
 
 
 class _LossLog:

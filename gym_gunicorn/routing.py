@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from gunicorn.arbiter import Arbiter
-from gunicorn.glogging import Logger
 
-from gym_gunicorn.arbiter import check, each_second, keep_over_reloads, log_of, state_of
+from gym_gunicorn.arbiter import (
+    check,
+    each_second,
+    keep_over_reloads,
+    log_of,
+    look_after,
+    restore_directory,
+    state_of,
+)
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
 from gym_gunicorn.discovery import find_declaration
+from gym_gunicorn.figures import fold
 from gym_gunicorn.hooks import HOOKS
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.routed import route
@@ -112,7 +119,7 @@ class SessionRouting:
         self._prepare(server)
         state_of(server).routing = self
         keep_over_reloads(server)
-        each_second(server, functools.partial(_look, server))
+        each_second(server, functools.partial(look_after, server))
 
     @_contained
     def on_reload(self, server: Arbiter) -> None:
@@ -150,6 +157,7 @@ class SessionRouting:
         state = state_of(server)
         self._renew(server)
         worker.announces, state.announced = not state.announced, True
+        worker.server_name = server.proc_name or worker.server_name
         if self._is_routed(server):
             worker.owner_id = new_owner_id()
             worker.directory = state.directory
@@ -159,10 +167,14 @@ class SessionRouting:
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
             left = worker.directory.remove_socket(worker.owner_id)
+            last = fold(worker.directory.descriptor, worker.owner_id)
             # After a reload to another user the worker could not remove it itself.
             if left and worker.cfg.uid == worker.directory.uid:
                 log_of(server).warning(
-                    "Owner %s has died, worker (pid:%s): its sessions get 410", worker.owner_id, worker.pid
+                    "Owner %s has died, worker (pid:%s): the %s sessions that it had stamped get 410",
+                    worker.owner_id,
+                    worker.pid,
+                    "unknown" if last is None else last["stamped"],
                 )
 
     @_contained
@@ -227,7 +239,7 @@ class SessionRouting:
         if state.directory is None:
             return
         try:
-            _restore(state.directory, log_of(server))
+            restore_directory(state.directory, log_of(server))
         except DirectoryError as error:
             log_of(server).error("The sessions of the workers that there are now are lost: %s", error)
             # First, so that where it fails the server is not taken for one that never routed.
@@ -251,6 +263,7 @@ class SessionRouting:
         if not find_declaration(worker.wsgi).routed:
             if worker.announces:
                 worker.log.info("The app says that it keeps no sessions: its requests are not routed")
+            worker.be_unrouted()
             return
         worker.routed = route(
             worker.wsgi,
@@ -259,6 +272,7 @@ class SessionRouting:
             settings=self.settings,
             backlog=worker.cfg.backlog,
             log=worker.log.error_log,
+            figures=worker.figures,
         )
         if worker.routed is not None:
             worker.wsgi = worker.routed.app
@@ -266,27 +280,12 @@ class SessionRouting:
             # A child that the app forks may outlive this worker, and must not pass for it.
             os.register_at_fork(after_in_child=directory.let_go)
             os.register_at_fork(after_in_child=worker.routed.private.let_go)
-        elif worker.announces:
+            return
+        worker.be_unrouted()
+        if worker.announces:
             worker.log.warning(
                 "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
                 "Requests are served by whichever worker they reach. Add SessionMiddleware to the app, or set "
                 "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
                 "keeps no state, SessionRouting(routing='off')."
             )
-
-
-def _look(server: Arbiter) -> None:
-    """Do what an arbiter does about once a second: see to it that the socket directory is there."""
-    directory = state_of(server).directory
-    if directory is not None:
-        # What can't be restored, workers and the next fork say.
-        with contextlib.suppress(DirectoryError):
-            _restore(directory, log_of(server))
-
-
-def _restore(directory: SocketDirectory, log: Logger) -> None:
-    if directory.restore():
-        log.warning(
-            "The socket directory %s had been removed, and is there again; its workers bind their sockets anew",
-            directory.path,
-        )

@@ -15,6 +15,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import Server, ServerState
 
+from gym_gunicorn.figures import SERVING, STAMPED, STATE
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.sockets import is_readable
 
@@ -28,6 +29,9 @@ LINGER = 1.0
 
 # Seconds that a server has which is told to stop quickly (SIGQUIT, SIGINT).
 QUICK = 0.5
+
+# Seconds between two looks of uvicorn's at what is to be done (uvicorn 0.54).
+TICK = 0.1
 
 _CLOSE = (b"connection", b"close")
 
@@ -58,6 +62,8 @@ class RoutedServer(Server):
         self._must_stop = must_stop
         self._must_hurry = must_hurry
         self._each_second = each_second
+        # The one reason that uvicorn itself has.
+        self._reason = "max_requests"
         # A margin for the cancelled to clean up, and for the app's own shutdown.
         self._margin = min(1.0, graceful_timeout / 2)
         self._drain_time = graceful_timeout - self._margin
@@ -76,9 +82,11 @@ class RoutedServer(Server):
         await super().startup(sockets)
         if self.started and self.routed is not None:
             await self.routed.private.start(self.config, self.lifespan.state)
+            self.routed.figures.values[STATE] = SERVING
 
     async def on_tick(self, counter: int) -> bool:
         if self.routed is not None:
+            self.routed.figures.beat(TICK)
             # A request counts towards max_requests where it is handled.
             self.server_state.total_requests += self.routed.moved_requests()
         # uvicorn tells gunicorn that the worker lives by the wall clock: one that was set
@@ -89,6 +97,7 @@ class RoutedServer(Server):
         reason = self._must_stop()
         if reason is not None and not self.should_exit:
             log.info("Stopping: %s", reason)
+            self._reason = reason
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -101,7 +110,12 @@ class RoutedServer(Server):
             for server in self.servers:
                 server.close()
             if self.routed is not None:
-                log.info("Owner %s stops: its sessions get 410", self.routed.owner_id)
+                log.info(
+                    "Owner %s stops (%s): the %s sessions that it had stamped get 410",
+                    self.routed.owner_id,
+                    self._reason,
+                    self.routed.figures.values[STAMPED],
+                )
                 await self.routed.begin_stop()
             if not await self._drain():
                 await self._cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +11,7 @@ from gym_gunicorn.owner import is_owner_id, new_session_id
 
 _SCOPE_KEY = "gym_gunicorn.owner"
 _INNERMOST_KEY = "gym_gunicorn.session"
+_COUNT_KEY = "gym_gunicorn.stamped"
 
 
 def session_owner(scope: Scope) -> str | None:
@@ -22,11 +24,15 @@ def session_owner(scope: Scope) -> str | None:
     return owner
 
 
-def with_owner(app: ASGIApp, owner_id: str) -> ASGIApp:
-    """Return ``app`` told who the owner of what it handles is, for a ``SessionStamp`` that it brings itself."""
+def with_owner(app: ASGIApp, owner_id: str, count: Callable[[], None]) -> ASGIApp:
+    """Return ``app`` told who the owner of what it handles is, for a ``SessionStamp`` that it brings itself.
+
+    ``count`` is called for each session that is stamped.
+    """
 
     async def app_with_owner(scope: Scope, receive: Receive, send: Send) -> None:
         scope[_SCOPE_KEY] = owner_id
+        scope[_COUNT_KEY] = count
         await app(scope, receive, send)
 
     return app_with_owner
@@ -56,11 +62,13 @@ class SessionStamp:
         owner_id: str | None = None,
         owner_key: str = "gym_worker",
         session_id_key: str | None = None,
+        count: Callable[[], None] | None = None,
     ) -> None:
         self.app = app
         self.owner_id = owner_id
         self.owner_key = owner_key
         self.session_id_key = session_id_key
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         owner_id = self.owner_id or scope.get(_SCOPE_KEY)
@@ -81,12 +89,12 @@ class SessionStamp:
             present = scope["session"]
             if present is not scope[_INNERMOST_KEY]:
                 # The app has put another session in the place of the one that it was given.
-                self._stamp(present, owner_id)
+                self._stamp(present, owner_id, scope)
                 await send(message)
                 return
             if provisional is not None:
                 self._settle_session_id(session, provisional)
-            self._stamp(session, owner_id)
+            self._stamp(session, owner_id, scope)
             # The session middleware of an app that is mounted in this one has put its own
             # session into the scope; the outer one would write that into its cookie.
             scope["session"] = session
@@ -115,10 +123,13 @@ class SessionStamp:
         else:
             dict.__delitem__(session, key)
 
-    def _stamp(self, session: dict[str, Any], owner_id: str) -> None:
+    def _stamp(self, session: dict[str, Any], owner_id: str, scope: Scope) -> None:
         # Written only where it changes something: any write makes
         # SessionMiddleware send a Set-Cookie.
         if self.owner_key in session and len(session) == 1:
             del session[self.owner_key]
         elif session and not is_owner_id(session.get(self.owner_key)):
             session[self.owner_key] = owner_id
+            count = self._count or scope.get(_COUNT_KEY)
+            if count is not None:
+                count()

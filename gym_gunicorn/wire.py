@@ -85,22 +85,27 @@ def decode_head(value: bytes) -> Scope:
         raise WireError(f"unreadable head: {type(error).__name__}") from error
 
 
-def encode_reply(message: Message) -> bytes:
-    """Return the head of a reply, an ``http.response.start`` event, as a header value."""
-    return _dumps([VERSION, message["status"], _texts(message.get("headers", ()))]).encode("ascii")
+def encode_reply(message: Message, taken: int) -> bytes:
+    """Return the head of a reply, an ``http.response.start`` event, as a header value.
+
+    ``taken`` is how many nanoseconds the owner took for it.
+    """
+    return _dumps([VERSION, message["status"], _texts(message.get("headers", ())), taken]).encode("ascii")
 
 
-def decode_reply(value: str) -> Message:
-    """Return the ``http.response.start`` event that ``encode_reply`` wrote; its status may be anything.
+def decode_reply(value: str) -> tuple[Message, int]:
+    """Return the ``http.response.start`` event and the nanoseconds that ``encode_reply`` wrote.
+
+    The status may be anything.
 
     Raises:
         WireError: the value is not a reply head of this version.
     """
     try:
-        version, status, headers = json.loads(value)
+        version, status, headers, taken = json.loads(value)
         if version != VERSION:
             raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
-        return {"type": "http.response.start", "status": status, "headers": _pairs(headers)}
+        return {"type": "http.response.start", "status": status, "headers": _pairs(headers)}, int(taken)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise WireError(f"unreadable reply: {type(error).__name__}") from error
 

@@ -17,10 +17,13 @@ from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.figures import Figures, figures_path
 from gym_gunicorn.healing import Healing
 from gym_gunicorn.hooks import ConfigurationError, check_hooks
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.server import RoutedServer
+from gym_gunicorn.sockets import unlink
+from gym_gunicorn.titles import plain_title, show, worker_title
 
 
 class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has no types
@@ -34,7 +37,9 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
     prepared: bool = False
     owner_id: str | None = None
     directory: SocketDirectory | None = None
+    server_name: str = "gunicorn"
     announces: bool = False
+    figures: Figures | None = None
     routed: Routed | None = None
     wsgi: ASGIApp
 
@@ -42,6 +47,7 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         super().__init__(*args, **kwargs)
         self._hurry = False
         self._stopped_by = "told to"
+        self._healing: Healing | None = None
 
     @classmethod
     def check_config(cls, cfg: Config, log: Logger) -> None:
@@ -74,6 +80,33 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         # would inherit it.
         signal.signal(signal.SIGHUP, _ignore)
 
+    def load_wsgi(self) -> None:
+        # Whose user it is to be, this process is by now.
+        if self.owner_id is not None and self.directory is not None:
+            try:
+                self.figures = Figures(figures_path(self.directory.path, self.owner_id))
+            except OSError as error:
+                self.log.error("This worker counts for itself alone, since its figures can't be written: %s", error)
+                self.figures = Figures()
+            self._show_title()
+        super().load_wsgi()
+
+    def be_unrouted(self) -> None:
+        """Serve the app as an ordinary worker does."""
+        if self.figures is not None and self.figures.path is not None:
+            unlink(self.figures.path)
+            self.figures = None
+            show(plain_title(self.server_name))
+
+    def _show_title(self) -> None:
+        if self.figures is not None and self.owner_id is not None:
+            show(worker_title(self.server_name, self.figures.reading(self.owner_id)))
+
+    async def _each_second(self) -> None:
+        if self._healing is not None:
+            await self._healing.look()
+        self._show_title()
+
     async def _serve(self) -> None:
         # From here on; before, while the app is being loaded, a signal ends the process.
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
@@ -84,17 +117,17 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
                 "pip install 'gym-gunicorn[websockets]' brings one"
             )
         self.config.app = self.wsgi
-        each_second = None
-        if self.routed is not None and self.directory is not None:
-            healing = Healing(self.directory, self.routed.private, self.cfg.backlog, self.log.error_log)
-            each_second = healing.look
+        if self.routed is not None and self.directory is not None and self.figures is not None:
+            self._healing = Healing(
+                self.directory, self.routed.private, self.figures, self.cfg.backlog, self.log.error_log
+            )
         server = RoutedServer(
             self.config,
             self.routed,
             must_stop=self._must_stop,
             must_hurry=lambda: self._hurry,
             graceful_timeout=self.cfg.graceful_timeout,
-            each_second=each_second,
+            each_second=self._each_second,
         )
         # The sockets themselves, not gunicorn's wrappers: uvloop (0.23) would close those
         # after the descriptor, which then may be another's.

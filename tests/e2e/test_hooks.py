@@ -299,7 +299,7 @@ def test_server_reduced_to_one_worker_stays_routed_though_its_directory_is_remov
         (worker,) = server.workers()
         os.kill(worker, signal.SIGKILL)
         until(lambda: server.ready_workers() == 4, "it is replaced")
-        assert "has been removed" in server.log()
+        assert "had been removed" in server.log()
         assert [status(server, session) for session in lost] == [410, 410]
         assert server.stop() == 0
         assert "Traceback" not in server.log()

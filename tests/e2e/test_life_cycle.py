@@ -273,7 +273,7 @@ def test_log_says_whose_sessions_a_dead_worker_took_with_it() -> None:
         killed, _ = server.workers()
         owner = owner_of(server, killed)
         os.kill(killed, signal.SIGKILL)
-        line = f"Owner {owner} has died, worker (pid:{killed}): its sessions get 410"
+        line = f"Owner {owner} has died, worker (pid:{killed}): the 0 sessions that it had stamped get 410"
         until(lambda: line in server.log(), "the log says so")
 
 

@@ -147,20 +147,20 @@ def test_headers_in_any_sequence_of_pairs_are_taken() -> None:
     ],
 )
 def test_a_replys_head_arrives_as_it_was(message: Message) -> None:
-    encoded = encode_reply(message)
+    encoded = encode_reply(message, 7)
     assert all(0x20 <= byte < 0x7F for byte in encoded)
-    assert decode_reply(encoded.decode()) == message
+    assert decode_reply(encoded.decode()) == (message, 7)
 
 
 def test_a_reply_without_headers_arrives_without_headers() -> None:
     message = {"type": "http.response.start", "status": 200}
-    assert decode_reply(encode_reply(message).decode()) == {**message, "headers": []}
+    assert decode_reply(encode_reply(message, 7).decode()) == ({**message, "headers": []}, 7)
 
 
 # What can't be read
 
 GOOD_HEAD: list[Any] = json.loads(encode_head(HTTP))
-GOOD_REPLY: list[Any] = json.loads(encode_reply({"status": 200, "headers": [(b"a", b"b")]}))
+GOOD_REPLY: list[Any] = json.loads(encode_reply({"status": 200, "headers": [(b"a", b"b")]}, 7))
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, None, "1", [1], {}])
@@ -237,7 +237,7 @@ def test_a_reply_with_an_entry_of_the_wrong_shape_is_a_wire_error(place: int, va
 
 def test_a_status_is_what_the_app_gave_and_the_callers_server_judges_it() -> None:
     for status in (200, 103, 999, "OK", None):
-        assert decode_reply(json.dumps([GOOD_REPLY[0], status, GOOD_REPLY[2]]))["status"] == status
+        assert decode_reply(json.dumps([GOOD_REPLY[0], status, *GOOD_REPLY[2:]]))[0]["status"] == status
 
 
 def mutated(source: random.Random, value: bytes) -> bytes:
@@ -267,7 +267,7 @@ def test_random_and_mutated_bytes_are_heads_or_wire_errors() -> None:
 
 def test_random_and_mutated_bytes_are_replies_or_wire_errors() -> None:
     source = random.Random(3)
-    good, errors = encode_reply({"status": 200, "headers": [(b"a", b"b")]}), 0
+    good, errors = encode_reply({"status": 200, "headers": [(b"a", b"b")]}, 7), 0
     for value in [
         *(source.randbytes(source.randrange(60)) for _ in range(3000)),
         *(mutated(source, good) for _ in range(3000)),
