@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.glogging import Logger
+from gunicorn.instrument.statsd import Statsd
 
+from gym_gunicorn import about
 from gym_gunicorn.directory import DirectoryError, SocketDirectory
+from gym_gunicorn.figures import read_all
 from gym_gunicorn.hooks import ConfigurationError, check_hooks, missing_hooks
+from gym_gunicorn.statsd import report
 from gym_gunicorn.titles import master_title, show
 from gym_gunicorn.worker import RoutingWorker
 
@@ -20,17 +25,25 @@ if TYPE_CHECKING:
     from gym_gunicorn.routing import SessionRouting
 
 
+VERSION = importlib.metadata.version("gym-gunicorn")
+
+
 @dataclass
 class State:
     """What outlives a reload, which makes a new ``SessionRouting``.
 
     ``routing`` is the one in force. ``directory`` is there as soon as the server has
-    been routed. ``announced``: a worker has been told to say what it found.
+    been routed. ``announced``: a worker has been told to say what it found. ``reloads``
+    counts them. ``about`` is what the arbiter has last said of itself in the directory,
+    ``reported`` the sums that statsd was told last, ``None`` where another arbiter told it.
     """
 
     routing: SessionRouting | None = None
     directory: SocketDirectory | None = None
     announced: bool = False
+    reloads: int = 0
+    reported: dict[str, int] | None = field(default_factory=dict)
+    about: dict[str, object] | None = None
 
 
 def state_of(server: Arbiter) -> State:
@@ -78,26 +91,47 @@ def each_second(server: Arbiter, look: Callable[[], None]) -> None:
 
 
 def look_after(server: Arbiter) -> None:
-    """Do what an arbiter does about once a second: see to its socket directory and to its title."""
-    directory = state_of(server).directory
+    """Do what an arbiter does about once a second, for its socket directory, its title, and what it says of itself."""
+    state = state_of(server)
+    directory = state.directory
     if directory is not None:
         # What can't be restored, workers and the next fork say.
         with contextlib.suppress(DirectoryError):
-            restore_directory(directory, log_of(server))
+            if restore_directory(directory, log_of(server)):
+                state.about = None
+        facts: dict[str, object] = {
+            "pid": server.pid,
+            "start": about.start_of(server.pid),
+            "name": server.proc_name,
+            "addresses": [str(listener) for listener in server.LISTENERS],
+            "workers": server.num_workers,
+            "reloads": state.reloads,
+            "version": VERSION,
+        }
+        if facts != state.about:
+            with contextlib.suppress(OSError):
+                about.write(directory.descriptor, facts)
+                state.about = facts
+        if isinstance(server.log, Statsd):
+            # Beside the arbiter that this one has started (SIGUSR2) it would tell everything twice.
+            alone = server.reexec_pid == 0
+            state.reported = report(server.log, *read_all(directory.path), state.reported) if alone else None
         show(master_title(server.proc_name or "gunicorn", len(server.WORKERS), directory.path))
 
 
-def restore_directory(directory: SocketDirectory, log: Logger) -> None:
-    """Make the socket directory again where somebody has removed it, and say so.
+def restore_directory(directory: SocketDirectory, log: Logger) -> bool:
+    """Make the socket directory again where somebody has removed it, and say so; return whether it was missing.
 
     Raises:
         DirectoryError: it can't be made.
     """
-    if directory.restore():
+    missing = directory.restore()
+    if missing:
         log.warning(
             "The socket directory %s had been removed, and is there again; its workers bind their sockets anew",
             directory.path,
         )
+    return missing
 
 
 def keep_over_reloads(server: Arbiter) -> None:

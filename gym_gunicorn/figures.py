@@ -27,18 +27,21 @@ _FORMAT = int.from_bytes(b"GymFig\x00\x01", "big")
 # one bucket more is for all that is longer.
 ADDED_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
-_FACTS = ("format", "pid", "started", "beat", "state", "secret", "active", "connections", "lag")
+_FACTS = ("format", "pid", "started", "beat", "state", "generation", "secret", "active", "connections", "lag")
 _COUNTERS = (
     *("stamped", "local", "forwarded", "received", "websockets", "sent_bytes", "received_bytes"),
     *("gone", "busy", "broken", "truncated", "added_ns"),
     *(f"added_{number}" for number in range(len(ADDED_BOUNDS) + 1)),
 )
+# The fact of a total that says, as a number, whose figures were added to it last.
+_FOLDED = "pid"
+
 _PLACES = {name: place for place, name in enumerate((*_FACTS, *_COUNTERS))}
 _FIRST_COUNTER = len(_FACTS)
 _FILE = struct.Struct(f"={len(_PLACES)}Q")
 
 # Places of the values in a file.
-FORMAT, PID, STARTED, BEAT, STATE, SECRET, ACTIVE, CONNECTIONS, LAG = range(_FIRST_COUNTER)
+FORMAT, PID, STARTED, BEAT, STATE, GENERATION, SECRET, ACTIVE, CONNECTIONS, LAG = range(_FIRST_COUNTER)
 STAMPED, LOCAL, FORWARDED, RECEIVED, WEBSOCKETS = (
     _PLACES[name] for name in ("stamped", "local", "forwarded", "received", "websockets")
 )
@@ -115,8 +118,8 @@ class Figures:
 class Reading:
     """What a file of figures held when it was read.
 
-    ``owner_id`` is ``None`` for the total of the workers that have ended, whose ``facts``
-    mean nothing.
+    ``owner_id`` is ``None`` for the total of the workers that have ended, which has
+    counters alone.
     """
 
     owner_id: str | None
@@ -156,14 +159,23 @@ def read_all(directory: str) -> tuple[list[Reading], Reading | None]:
     except OSError:
         return [], None
     try:
-        owners = [name.removesuffix(SUFFIX) for name in os.listdir(descriptor) if name.endswith(SUFFIX)]
-        readings = [_read(descriptor, owner) for owner in owners if is_owner_id(owner)]
-        workers = [reading for reading in readings if reading is not None]
-        return sorted(workers, key=lambda reading: reading["started"]), _read(descriptor, TOTAL)
+        while True:
+            total = _read(descriptor, TOTAL)
+            workers = _read_workers(descriptor)
+            # What an arbiter was adding to the total meanwhile would be counted twice, or not at all.
+            if _read(descriptor, TOTAL) == total:
+                folded = None if total is None else total[_FOLDED]
+                return [reading for reading in workers if int(reading.owner_id or "0", 16) != folded], total
     except OSError:
         return [], None
     finally:
         os.close(descriptor)
+
+
+def _read_workers(directory: int) -> list[Reading]:
+    owners = [name.removesuffix(SUFFIX) for name in os.listdir(directory) if name.endswith(SUFFIX)]
+    readings = [_read(directory, owner) for owner in owners if is_owner_id(owner)]
+    return sorted((reading for reading in readings if reading is not None), key=lambda reading: reading["started"])
 
 
 def sums(workers: Sequence[Reading], total: Reading | None) -> dict[str, int]:
@@ -189,15 +201,16 @@ def fold(directory: int, owner_id: str) -> Reading | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         total = sums([reading], _unpack(None, os.pread(descriptor, _FILE.size + 1, 0)))
-        values = (_FORMAT, *(0 for _ in _FACTS[1:]), *(value % 2**64 for value in total.values()))
+        facts = (_FORMAT, int(owner_id, 16), *(0 for _ in _FACTS[2:]))
+        values = (*facts, *(value % 2**64 for value in total.values()))
         os.pwrite(descriptor, _FILE.pack(*values), 0)
         # Made by root, read by workers of another user.
         if os.geteuid() == 0:
             status = os.fstat(directory)
             os.fchown(descriptor, status.st_uid, status.st_gid)
+        os.unlink(owner_id + SUFFIX, dir_fd=directory)
     finally:
         os.close(descriptor)
-    os.unlink(owner_id + SUFFIX, dir_fd=directory)
     return reading
 
 

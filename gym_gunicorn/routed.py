@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gym_gunicorn.carriers import SessionCookie, SessionToken
 from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
 from gym_gunicorn.errors import ForwardError, Gone
-from gym_gunicorn.figures import STATE, STOPPING, Figures
+from gym_gunicorn.figures import SECRET, STATE, STOPPING, Figures
+from gym_gunicorn.fingerprint import fingerprint
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
+from gym_gunicorn.operators import Answer, OperatorPaths, health, metrics
 from gym_gunicorn.private import PrivateApp
 from gym_gunicorn.private_server import PrivateServer
 from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
@@ -90,6 +92,8 @@ def route(
     if not middlewares:
         return None
     figures = figures or Figures()
+    outermost, _ = middlewares[-1]
+    figures.values[SECRET] = fingerprint(outermost.signer, outermost.session_cookie)
     path = socket_path(directory, owner_id)
     listener = bind_private_socket(path, backlog)
     make_stamp = partial(
@@ -126,9 +130,14 @@ def route(
     )
     stopping = around(SERVER_STOPPING)
     private_app = PrivateApp(app, figures)
+    answers: dict[str, Answer] = {}
+    if settings.health_path is not None:
+        answers[settings.health_path] = partial(health, directory)
+    if settings.metrics_path is not None:
+        answers[settings.metrics_path] = partial(metrics, directory)
     return Routed(
         owner_id=owner_id,
-        app=AnswerCancelled(router, stopping),
+        app=AnswerCancelled(OperatorPaths(router, answers) if answers else router, stopping),
         router=router,
         private=PrivateServer(AnswerCancelled(private_app, stopping), listener, path),
         private_app=private_app,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec
 
 from gunicorn.arbiter import Arbiter
 
+from gym_gunicorn import about
 from gym_gunicorn.arbiter import (
     check,
     each_second,
@@ -20,12 +22,11 @@ from gym_gunicorn.arbiter import (
     state_of,
 )
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
-from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.figures import fold
 from gym_gunicorn.hooks import HOOKS
+from gym_gunicorn.joining import join
 from gym_gunicorn.owner import new_owner_id
-from gym_gunicorn.routed import route
-from gym_gunicorn.settings import Routing, Settings
+from gym_gunicorn.settings import Routing, SettingError, Settings
 from gym_gunicorn.worker import RoutingWorker
 
 # How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
@@ -78,6 +79,8 @@ class SessionRouting:
         local_paths: Sequence[str] = Settings.local_paths,
         expire_lost_cookie: bool = Settings.expire_lost_cookie,
         max_forwards: int = Settings.max_forwards,
+        health_path: str | None = Settings.health_path,
+        metrics_path: str | None = Settings.metrics_path,
         directory: str = Settings.directory,
     ) -> None:
         self.settings = Settings(
@@ -94,8 +97,14 @@ class SessionRouting:
             local_paths=local_paths,
             expire_lost_cookie=expire_lost_cookie,
             max_forwards=max_forwards,
+            health_path=health_path,
+            metrics_path=metrics_path,
             directory=directory,
         )
+        if metrics_path is not None and importlib.util.find_spec("prometheus_client") is None:
+            raise SettingError(
+                "SessionRouting(metrics_path=...) needs prometheus-client: pip install 'gym-gunicorn[metrics]'"
+            )
 
     # In the arbiter
 
@@ -114,6 +123,7 @@ class SessionRouting:
                     directory.leave()
                     raise DirectoryError(f"{directory.path} is another user's, and this server changes the user")
                 self._hold(server, directory)
+                state_of(server).reported = None
             except DirectoryError as error:
                 log_of(server).warning("Session routing: %s; the sessions of the old workers are gone.", error)
         self._prepare(server)
@@ -126,6 +136,7 @@ class SessionRouting:
         state = state_of(server)
         state.routing = self
         state.announced = False
+        state.reloads += 1
         self._renew(server)
         directory = state.directory
         if directory is not None:
@@ -157,6 +168,8 @@ class SessionRouting:
         state = state_of(server)
         self._renew(server)
         worker.announces, state.announced = not state.announced, True
+        # Alike in the workers that one arbiter has started with one configuration.
+        worker.generation = server.pid << 24 | state.reloads & 0xFFFFFF
         worker.server_name = server.proc_name or worker.server_name
         if self._is_routed(server):
             worker.owner_id = new_owner_id()
@@ -193,6 +206,7 @@ class SessionRouting:
     def on_exit(self, server: Arbiter) -> None:
         directory = state_of(server).directory
         if directory is not None:
+            about.remove(directory.descriptor)
             alone = server.reexec_pid == 0 and server.master_pid == 0
             directory.leave(wait=1.0 if alone else 0.0, force=alone)
 
@@ -203,7 +217,7 @@ class SessionRouting:
         if worker.owner_id is None or worker.directory is None:
             return
         try:
-            self._route(worker, worker.owner_id, worker.directory)
+            join(worker, worker.owner_id, worker.directory, self.settings)
         except Exception:
             worker.log.exception("The private socket of worker %s can't be served", worker.owner_id)
             worker.leave_in_a_moment()
@@ -258,34 +272,3 @@ class SessionRouting:
         # is in use, a certificate is missing or two workers fail to boot). Workers inherit
         # this: whoever is last removes the directory, orphaned workers among them.
         atexit.register(directory.leave)
-
-    def _route(self, worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
-        if not find_declaration(worker.wsgi).routed:
-            if worker.announces:
-                worker.log.info("The app says that it keeps no sessions: its requests are not routed")
-            worker.be_unrouted()
-            return
-        worker.routed = route(
-            worker.wsgi,
-            owner_id=owner_id,
-            directory=directory.path,
-            settings=self.settings,
-            backlog=worker.cfg.backlog,
-            log=worker.log.error_log,
-            figures=worker.figures,
-        )
-        if worker.routed is not None:
-            worker.wsgi = worker.routed.app
-            worker.log.info("This worker is owner %s", owner_id)
-            # A child that the app forks may outlive this worker, and must not pass for it.
-            os.register_at_fork(after_in_child=directory.let_go)
-            os.register_at_fork(after_in_child=worker.routed.private.let_go)
-            return
-        worker.be_unrouted()
-        if worker.announces:
-            worker.log.warning(
-                "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
-                "Requests are served by whichever worker they reach. Add SessionMiddleware to the app, or set "
-                "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
-                "keeps no state, SessionRouting(routing='off')."
-            )

@@ -45,7 +45,7 @@ class RoutedServer(Server):
         must_stop: asked ten times a second: why the server is to stop, or ``None``.
         must_hurry: asked while the server stops: whether to stop quickly.
         graceful_timeout: seconds after which the arbiter kills a worker that stops.
-        each_second: awaited about once a second while the server serves.
+        each_second: awaited about once a second while the server serves, and while it stops.
     """
 
     def __init__(
@@ -136,8 +136,11 @@ class RoutedServer(Server):
         return states
 
     async def _keep_notifying(self) -> None:
-        while self.config.callback_notify is not None:
-            await self.config.callback_notify()
+        while True:
+            if self.config.callback_notify is not None:
+                await self.config.callback_notify()
+            if self._each_second is not None:
+                await self._each_second()
             await asyncio.sleep(min(1.0, self.config.timeout_notify) or 1.0)
 
     async def _drain(self) -> bool:

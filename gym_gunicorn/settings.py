@@ -66,6 +66,16 @@ class Settings:
     max_forwards: int = _setting(
         1000, "How many requests one worker may have in flight to one owner; more get 503 with `Retry-After`."
     )
+    health_path: str | None = _setting(
+        None,
+        "A path that the server answers itself, for balancers: 200 while some worker takes new sessions, 503 when "
+        "none does. `None`: there is none.",
+    )
+    metrics_path: str | None = _setting(
+        None,
+        "A path on which any worker answers with the figures of the whole server in Prometheus' format. Whoever "
+        "reaches the server can read them. Needs `gym-gunicorn[metrics]`. `None`: there is none.",
+    )
     directory: str = _setting("/tmp", "The folder in which the socket directory is made.")
 
     def __post_init__(self) -> None:
@@ -74,6 +84,10 @@ class Settings:
         for name in ("session_id_key", "token_header"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
                 raise _error(name, getattr(self, name), "a string, or None")
+        for name in ("health_path", "metrics_path"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value.startswith("/")):
+                raise _error(name, value, 'a string that begins with "/", or None')
         for name in ("owner_key", "session_cookie", "directory", "token_salt", "token_session_id_key"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise _error(name, getattr(self, name), "a string that is not empty")

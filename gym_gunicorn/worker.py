@@ -17,7 +17,7 @@ from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
-from gym_gunicorn.figures import Figures, figures_path
+from gym_gunicorn.figures import GENERATION, SERVING, STATE, Figures, figures_path
 from gym_gunicorn.healing import Healing
 from gym_gunicorn.hooks import ConfigurationError, check_hooks
 from gym_gunicorn.routed import Routed
@@ -38,6 +38,7 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
     owner_id: str | None = None
     directory: SocketDirectory | None = None
     server_name: str = "gunicorn"
+    generation: int = 0
     announces: bool = False
     figures: Figures | None = None
     routed: Routed | None = None
@@ -88,6 +89,7 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
             except OSError as error:
                 self.log.error("This worker counts for itself alone, since its figures can't be written: %s", error)
                 self.figures = Figures()
+            self.figures.values[GENERATION] = self.generation
             self._show_title()
         super().load_wsgi()
 
@@ -103,7 +105,8 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
             show(worker_title(self.server_name, self.figures.reading(self.owner_id)))
 
     async def _each_second(self) -> None:
-        if self._healing is not None:
+        # While it stops, its socket is to be gone.
+        if self._healing is not None and self.figures is not None and self.figures.values[STATE] == SERVING:
             await self._healing.look()
         self._show_title()
 

@@ -43,6 +43,10 @@ BAD = [
     ("max_forwards", False),
     ("max_forwards", 10.0),
     ("max_forwards", "10"),
+    ("health_path", "health"),
+    ("health_path", ""),
+    ("health_path", 7),
+    ("metrics_path", "metrics"),
     ("directory", ""),
     ("directory", None),
     ("directory", b"/tmp"),
@@ -91,6 +95,8 @@ def test_a_good_secret_is_not_shown_where_another_setting_is_bad() -> None:
         ("local_paths", ("/",)),
         ("expire_lost_cookie", True),
         ("max_forwards", 1),
+        ("health_path", "/health"),
+        ("metrics_path", "/"),
         ("directory", "run"),
     ],
 )
@@ -130,6 +136,8 @@ def test_the_configuration_object_passes_every_setting_on() -> None:
         "local_paths": ("/static",),
         "expire_lost_cookie": True,
         "max_forwards": 7,
+        "health_path": "/health",
+        "metrics_path": "/metrics",
         "directory": "/run",
     }
     assert values.keys() == {each.name for each in dataclasses.fields(Settings)}

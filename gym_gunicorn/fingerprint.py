@@ -1,0 +1,38 @@
+"""Whether workers sign their sessions alike: told from a digest, since the secret itself is nobody's business."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from itsdangerous import TimestampSigner
+
+from gym_gunicorn.figures import Reading
+
+
+def fingerprint(signer: TimestampSigner, cookie: str) -> int:
+    """Return 64 bits, never 0, that are the same where the secret and the name of a session cookie are."""
+    digest = hashlib.blake2b(digest_size=8, person=b"gym-gunicorn")
+    for part in (signer.secret_key, cookie.encode()):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(digest.digest(), "big") or 1
+
+
+def secret_trouble(mine: Reading, others: Iterable[Reading]) -> tuple[str | None, str | None]:
+    """Return what is wrong, and what is to be known, where other workers sign with another secret than mine."""
+    error = note = None
+    for other in others:
+        if not other["secret"] or other["secret"] == mine["secret"] or other.owner_id == mine.owner_id:
+            continue
+        if other["generation"] == mine["generation"]:
+            error = (
+                f"This worker signs session cookies with another secret than worker (pid:{other['pid']}) of the same "
+                "server. Neither can read what the other wrote, so sessions start over without a word. Give "
+                "SessionMiddleware one secret for all workers, not secrets.token_hex() or the like in each"
+            )
+        else:
+            note = (
+                "The secret or the name of the session cookie has changed with this reload: sessions that were made "
+                "before can't be read any more, and start over wherever they land"
+            )
+    return error, note

@@ -1,0 +1,64 @@
+"""A worker that has loaded its app joins its siblings."""
+
+from __future__ import annotations
+
+import os
+
+from gym_gunicorn.directory import SocketDirectory
+from gym_gunicorn.discovery import find_declaration
+from gym_gunicorn.figures import read_all
+from gym_gunicorn.fingerprint import secret_trouble
+from gym_gunicorn.routed import route
+from gym_gunicorn.settings import Settings
+from gym_gunicorn.worker import RoutingWorker
+
+
+def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, settings: Settings) -> None:
+    """Bind the private socket of a worker that has loaded its app, and put the router around the app.
+
+    Where there is nothing to route by, the app is served as an ordinary worker serves it.
+
+    Raises:
+        OSError: the private socket can't be bound.
+    """
+    if not find_declaration(worker.wsgi).routed:
+        if worker.announces:
+            worker.log.info("The app says that it keeps no sessions: its requests are not routed")
+        worker.be_unrouted()
+        return
+    worker.routed = route(
+        worker.wsgi,
+        owner_id=owner_id,
+        directory=directory.path,
+        settings=settings,
+        backlog=worker.cfg.backlog,
+        log=worker.log.error_log,
+        figures=worker.figures,
+    )
+    if worker.routed is not None:
+        worker.wsgi = worker.routed.app
+        worker.log.info("This worker is owner %s", owner_id)
+        _compare_secrets(worker, owner_id, directory)
+        # A child that the app forks may outlive this worker, and must not pass for it.
+        os.register_at_fork(after_in_child=directory.let_go)
+        os.register_at_fork(after_in_child=worker.routed.private.let_go)
+        return
+    worker.be_unrouted()
+    if worker.announces:
+        worker.log.warning(
+            "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
+            "Requests are served by whichever worker they reach. Add SessionMiddleware to the app, or set "
+            "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
+            "keeps no state, SessionRouting(routing='off')."
+        )
+
+
+def _compare_secrets(worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
+    if worker.figures is None:
+        return
+    siblings, _ = read_all(directory.path)
+    error, note = secret_trouble(worker.figures.reading(owner_id), siblings)
+    if error is not None:
+        worker.log.error("%s", error)
+    if note is not None and worker.announces:
+        worker.log.warning("%s", note)
