@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -13,9 +12,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import CancelOnDisconnect, expects_continue
-from gym_gunicorn.errors import Broken, Truncated, describe
+from gym_gunicorn.errors import Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
-from gym_gunicorn.peer import DEATH, Peer, reply_head
+from gym_gunicorn.http_peer import HttpPeer, reply_head
+from gym_gunicorn.peer import Peers
 from gym_gunicorn.sockets import socket_path
 from gym_gunicorn.websocket import websocket_exchange
 
@@ -26,7 +26,8 @@ class Forwarder(Protocol):
     ``finished`` counts the HTTP exchanges that have ended, however they ended.
     """
 
-    finished: int
+    @property
+    def finished(self) -> int: ...
 
     async def http(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Have an HTTP request answered by the worker ``owner_id``.
@@ -55,9 +56,6 @@ class CallerLeft(Exception):
 class AiohttpForwarder:
     """Forwards over HTTP with aiohttp, on kept connections.
 
-    What leads to an owner is opened with the first request for it and closed when its
-    process has ended, so that a gone owner leaves nothing behind.
-
     Args:
         directory: the socket directory.
         max_forwards: how many exchanges may be in flight to one owner at once.
@@ -69,54 +67,31 @@ class AiohttpForwarder:
         self.figures = figures or Figures()
         self._directory = directory
         self._max_forwards = max_forwards
-        self._peers: dict[str, Peer] = {}
-        self._watchers: set[asyncio.Task[None]] = set()
+        self._peers = Peers(self._peer)
 
     async def http(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            peer = self._peer(owner_id)
+            peer = self._peers.get(owner_id)
             with peer.exchange():
                 await CancelOnDisconnect(partial(self._exchange, peer))(scope, receive, send)
         finally:
             self.finished += 1
 
     async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        peer = self._peer(owner_id)
+        peer = self._peers.get(owner_id)
         with peer.exchange():
             await websocket_exchange(peer, scope, receive, send)
 
     async def close(self) -> None:
-        watchers = list(self._watchers)
-        for watcher in watchers:
-            watcher.cancel()
-        await asyncio.gather(*watchers, return_exceptions=True)
+        await self._peers.close()
 
-    def _peer(self, owner_id: str) -> Peer:
-        peer = self._peers.get(owner_id)
-        if peer is None:
-            try:
-                peer = Peer(owner_id, socket_path(self._directory, owner_id), self._max_forwards, self.figures)
-            except OSError as error:
-                raise Broken(owner_id, f"its socket can't be connected to ({describe(error)})") from error
-            self._peers[owner_id] = peer
-            watcher = asyncio.create_task(self._watch(peer))
-            self._watchers.add(watcher)
-            watcher.add_done_callback(self._watchers.discard)
-        return peer
+    def _peer(self, owner_id: str) -> HttpPeer:
+        return HttpPeer(owner_id, socket_path(self._directory, owner_id), self._max_forwards, self.figures)
 
-    async def _watch(self, peer: Peer) -> None:
-        """Wait for the end of the owner's process, then close what leads to it."""
-        try:
-            await peer.ended.wait()
-            self._peers.pop(peer.owner_id, None)
-            await asyncio.sleep(DEATH)
-        finally:
-            await peer.close()
-
-    async def _exchange(self, peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _exchange(self, peer: HttpPeer, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic_ns()
         figures = self.figures
-        body = _body(receive, figures) if _has_body(scope) else None
+        body = _body(receive, figures) if has_body(scope) else None
         response: aiohttp.ClientResponse | None = None
         try:
             try:
@@ -147,7 +122,7 @@ class AiohttpForwarder:
                 response.close()
 
 
-def _has_body(scope: Scope) -> bool:
+def has_body(scope: Scope) -> bool:
     """Tell whether the caller announced a body, or expects ``100 Continue``, which the owner meets or ignores."""
     announced = any(
         name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")

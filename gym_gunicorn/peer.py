@@ -1,25 +1,15 @@
-"""One owner as another worker sees it: kept connections, and whether its process lives."""
+"""One owner as another worker sees it: how much is under way to it, and whether its process lives."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Generic, TypeVar
 
-import aiohttp
-import yarl
-from aiohttp.client_proto import ResponseHandler
-from starlette.types import Scope
-
-from gym_gunicorn import wire
-from gym_gunicorn.disconnect import expects_continue
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, describe
-from gym_gunicorn.figures import CONNECTIONS, Figures
-from gym_gunicorn.sockets import check_listener, connect_failure, listener_process
+from gym_gunicorn.sockets import listener_process
 
 # Seconds. The private server keeps idle connections longer than this, so that it is
 # always the forwarding side that closes them, and no request meets a closed one.
@@ -31,55 +21,29 @@ KEEP_ALIVE = 30
 # hold the connection open for ever.
 DEATH = 0.5
 
-# Methods on whose meaning every HTTP library agrees, and targets that the client leaves
-# as they are. Others travel as POST and as "/": the handler sees what the head holds.
-# HEAD too: its reply would end, and the connection be another caller's, before its
-# handler has.
-_PLAIN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_PLAIN_TARGET = re.compile(rb"/[!$-~]{0,1000}")
-
-_HEAD_FIELD = wire.HEAD_FIELD.decode()
-_REPLY_FIELD = wire.REPLY_FIELD.decode()
-
-# What aiohttp would otherwise limit to 8,190 bytes: a reply's head is one field.
-_MAX_FIELD = 2**24
-
 
 class Peer:
-    """Connections to the worker ``owner_id``, which listens at ``path``.
+    """The worker ``owner_id``, which listens at ``path``. Subclasses connect to it.
 
     Must be made within a running event loop.
 
     Args:
         max_forwards: how many exchanges may be in flight at once.
-        figures: where connections are counted.
 
     Raises:
         Gone, Busy, OSError: as ``gym_gunicorn.sockets.listener_process``.
     """
 
-    def __init__(self, owner_id: str, path: str, max_forwards: int, figures: Figures) -> None:
+    def __init__(self, owner_id: str, path: str, max_forwards: int) -> None:
         self.owner_id = owner_id
         self.path = path
         self.ended = asyncio.Event()
-        self._in_flight = 0
+        self.in_flight = 0
         self._max_forwards = max_forwards
         self._pidfd = listener_process(owner_id, path)
         if self._pidfd is not None:
             asyncio.get_running_loop().add_reader(self._pidfd, self._stop_watching)
         self._retired = False
-        self.session = aiohttp.ClientSession(
-            connector=_OwnerConnector(owner_id, path, figures),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            auto_decompress=False,
-            max_line_size=_MAX_FIELD,
-            max_field_size=_MAX_FIELD,
-        )
-        # aiohttp (3.14) sends an idempotent request again when a kept connection breaks,
-        # and has no public switch for it. Here nothing is ever sent twice.
-        self.session._retry_connection = False
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
@@ -88,9 +52,9 @@ class Peer:
         Raises:
             Busy: ``max_forwards`` exchanges are in flight.
         """
-        if self._in_flight >= self._max_forwards:
-            raise Busy(self.owner_id, f"{self._in_flight} forwards to it are in flight")
-        self._in_flight += 1
+        if self.in_flight >= self._max_forwards:
+            raise Busy(self.owner_id, f"{self.in_flight} forwards to it are in flight")
+        self.in_flight += 1
         try:
             yield
         except Gone:
@@ -98,43 +62,12 @@ class Peer:
             self._retired = self._pidfd is None
             raise
         finally:
-            self._in_flight -= 1
-            if self._retired and not self._in_flight:
+            self.in_flight -= 1
+            if self._retired and not self.in_flight:
                 self.ended.set()
-
-    async def request(self, scope: Scope, body: AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
-        """Send the request of ``scope`` and return the response when its head has come.
-
-        ``body`` is streamed, in chunks: a length that the caller announced may be another
-        than that of what the server made of its body, and then the rest of this request
-        would be the beginning of the next one, another caller's. Where the caller waits
-        for ``100 Continue``, so does the body.
-
-        Raises:
-            aiohttp.ClientError, OSError: the exchange failed; ``verdict`` says what it means.
-        """
-        target = scope["raw_path"]
-        if scope["query_string"]:
-            target += b"?" + scope["query_string"]
-        if _PLAIN_TARGET.fullmatch(target) is None:
-            target = b"/"
-        method = scope.get("method", "POST")
-        return await self.session.request(
-            method if method in _PLAIN_METHODS else "POST",
-            yarl.URL("http://owner" + target.decode("ascii"), encoded=True),
-            data=body,
-            headers={_HEAD_FIELD: wire.encode_head(scope)},
-            allow_redirects=False,
-            expect100=body is not None and expects_continue(scope),
-        )
 
     async def verdict(self, error: Exception) -> ForwardError:
         """Say what it means for the session that an exchange failed before the reply began."""
-        if isinstance(error, aiohttp.ClientConnectorError) or getattr(error, "errno", None) == errno.ENOTCONN:
-            assert isinstance(error, OSError)
-            failure = connect_failure(self.owner_id, error)
-            if failure is not None:
-                return failure
         try:
             pidfd = listener_process(self.owner_id, self.path)
             if pidfd is not None:
@@ -150,7 +83,6 @@ class Peer:
     async def close(self) -> None:
         """Close all connections, whoever uses them."""
         self._stop_watching()
-        await self.session.close()
 
     def _stop_watching(self) -> None:
         self.ended.set()
@@ -160,38 +92,56 @@ class Peer:
             self._pidfd = None
 
 
-class _OwnerConnector(aiohttp.UnixConnector):
-    """Connects to an owner, and to nobody who has taken its place."""
+P = TypeVar("P", bound=Peer)
 
-    def __init__(self, owner_id: str, path: str, figures: Figures) -> None:
-        super().__init__(path, limit=0, keepalive_timeout=KEEP_ALIVE)
-        self._owner_id = owner_id
-        self._figures = figures
 
-    # Not public in aiohttp (3.14), which has no other place to look at a connection before it is used.
-    async def _create_connection(self, *args: Any) -> ResponseHandler:
-        protocol = await super()._create_connection(*args)
-        assert protocol.transport is not None
+class Peers(Generic[P]):
+    """All owners that this worker has forwarded to.
+
+    What leads to an owner is made by ``make`` with the first request for it and closed when
+    its process has ended, so that a gone owner leaves nothing behind.
+    """
+
+    def __init__(self, make: Callable[[str], P]) -> None:
+        self._make = make
+        self._peers: dict[str, P] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    def get(self, owner_id: str) -> P:
+        """Return what leads to the worker ``owner_id``.
+
+        Raises:
+            Gone, Busy, Broken: nothing does.
+        """
+        peer = self._peers.get(owner_id)
+        if peer is None:
+            try:
+                peer = self._make(owner_id)
+            except OSError as error:
+                raise Broken(owner_id, f"its socket can't be connected to ({describe(error)})") from error
+            self._peers[owner_id] = peer
+            watcher = asyncio.create_task(self._watch(peer))
+            self._watchers.add(watcher)
+            watcher.add_done_callback(self._watchers.discard)
+        return peer
+
+    @property
+    def in_flight(self) -> int:
+        """How many exchanges are in flight."""
+        return sum(peer.in_flight for peer in self._peers.values())
+
+    async def close(self) -> None:
+        """Close all connections, whoever uses them."""
+        watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher.cancel()
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def _watch(self, peer: P) -> None:
+        """Wait for the end of the owner's process, then close what leads to it."""
         try:
-            check_listener(self._owner_id, protocol.transport.get_extra_info("socket"))
-        except Gone:
-            protocol.close()
-            raise
-        self._figures.values[CONNECTIONS] += 1
-        if protocol.closed is None:
-            self._figures.values[CONNECTIONS] -= 1
-        else:
-            protocol.closed.add_done_callback(self._forget)
-        return protocol
-
-    def _forget(self, closed: asyncio.Future[None]) -> None:
-        # A connection that broke says so here too, to whom it may concern.
-        if not closed.cancelled():
-            closed.exception()
-        self._figures.values[CONNECTIONS] -= 1
-
-
-def reply_head(response: aiohttp.ClientResponse) -> str | None:
-    """Return the reply head of a response, or ``None`` where the owner's server answered by itself, not its app."""
-    head: str | None = response.headers.get(_REPLY_FIELD)
-    return head
+            await peer.ended.wait()
+            self._peers.pop(peer.owner_id, None)
+            await asyncio.sleep(DEATH)
+        finally:
+            await peer.close()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from starlette.types import Message
 from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from gym_gunicorn.link_server import LinkOrHttp, LinkServer
 from gym_gunicorn.peer import KEEP_ALIVE
 from gym_gunicorn.sockets import bind_private_socket, unlink
 from gym_gunicorn.stopping import AnswerCancelled
 
 
 class PrivateServer:
-    """Serves ``app`` on ``listener``, on the event loop and with the protocol of a public server.
+    """Serves ``app`` on ``listener``, on the event loop of a public server: over links, and over its HTTP.
 
     It runs no lifespan, adds no ``Date`` and no ``Server``, writes no access log and
     believes no forwarding headers: the public server of the worker that received
@@ -58,13 +62,17 @@ class PrivateServer:
         )
         config.load()
 
-        def protocol() -> asyncio.Protocol:
+        def http() -> asyncio.Protocol:
             made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]  # uvicorn's protocols take these
                 config=config, server_state=self.state, app_state=lifespan_state
             )
             return made
 
-        self._protocol = protocol
+        failure = _failure(config.http_protocol_class)
+        link = functools.partial(
+            LinkServer, self.app, self.state, lifespan_state, failure, isolated=config.reset_contextvars
+        )
+        self._protocol = functools.partial(LinkOrHttp, link, http, self.state)
         await self._accept(config.backlog)
 
     async def _accept(self, backlog: int) -> None:
@@ -116,6 +124,14 @@ def _inode(path: str) -> tuple[int, int] | None:
         return None
     # The number alone is given to the next file at once.
     return status.st_ino, status.st_ctime_ns
+
+
+def _failure(protocol: type[asyncio.Protocol]) -> Message:
+    """Return the head of the reply that a protocol of uvicorn's gives for an app that raised (uvicorn 0.54)."""
+    fields = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    if not issubclass(protocol, H11Protocol):
+        fields.insert(1, (b"content-length", b"21"))
+    return {"type": "http.response.start", "status": 500, "headers": fields}
 
 
 def _without_access_log(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:

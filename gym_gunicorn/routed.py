@@ -17,18 +17,22 @@ from gym_gunicorn.errors import ForwardError, Gone
 from gym_gunicorn.figures import SECRET, STATE, STOPPING, Figures
 from gym_gunicorn.fingerprint import fingerprint
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
+from gym_gunicorn.framed import FramedForwarder
 from gym_gunicorn.operators import Answer, OperatorPaths, health, metrics
 from gym_gunicorn.private import PrivateApp
 from gym_gunicorn.private_server import PrivateServer
 from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
 from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter, is_below
-from gym_gunicorn.settings import Settings
+from gym_gunicorn.settings import Settings, Way
 from gym_gunicorn.sockets import bind_private_socket, socket_path
 from gym_gunicorn.stamp import SessionStamp, with_owner
 from gym_gunicorn.stopping import AnswerCancelled
 
 # A session middleware, and the requests that get to it: None for all.
 _Placed = tuple[SessionMiddleware, Callable[[Scope], bool] | None]
+
+
+_WAYS: dict[Way, Callable[[str, int, Figures], Forwarder]] = {"framed": FramedForwarder, "aiohttp": AiohttpForwarder}
 
 
 @dataclass
@@ -117,7 +121,7 @@ def route(
     if tokens.token_header is not None:
         for kind, problem in problems.items():
             answered[kind] = _below(tokens.token_path, problem.as_json_rpc(), problem)
-    forwarder = AiohttpForwarder(directory, settings.max_forwards, figures)
+    forwarder = _WAYS[settings.forwarder](directory, settings.max_forwards, figures)
     router = SessionRouter(
         app,
         owner_id=owner_id,

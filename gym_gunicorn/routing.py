@@ -26,7 +26,7 @@ from gym_gunicorn.figures import fold
 from gym_gunicorn.hooks import HOOKS
 from gym_gunicorn.joining import join
 from gym_gunicorn.owner import new_owner_id
-from gym_gunicorn.settings import Routing, SettingError, Settings
+from gym_gunicorn.settings import Routing, SettingError, Settings, Way
 from gym_gunicorn.worker import RoutingWorker
 
 # How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
@@ -78,6 +78,7 @@ class SessionRouting:
         token_path: str = Settings.token_path,
         local_paths: Sequence[str] = Settings.local_paths,
         expire_lost_cookie: bool = Settings.expire_lost_cookie,
+        forwarder: Way = Settings.forwarder,
         max_forwards: int = Settings.max_forwards,
         health_path: str | None = Settings.health_path,
         metrics_path: str | None = Settings.metrics_path,
@@ -96,6 +97,7 @@ class SessionRouting:
             token_path=token_path,
             local_paths=local_paths,
             expire_lost_cookie=expire_lost_cookie,
+            forwarder=forwarder,
             max_forwards=max_forwards,
             health_path=health_path,
             metrics_path=metrics_path,

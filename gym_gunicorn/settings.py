@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 Routing = Literal["auto", "always", "off"]
+Way = Literal["framed", "aiohttp"]
 
 
 def _setting(default: Any, meaning: str) -> Any:
@@ -63,6 +64,11 @@ class Settings:
         "Whether a 410 also expires the session cookie, so that a browser starts over at its next request. "
         "Off, since a program that goes on after a 410 would start over without a word.",
     )
+    forwarder: Way = _setting(
+        "aiohttp",
+        'How requests travel between workers: "framed", in frames over pooled connections; "aiohttp", as plain HTTP. '
+        "An owner of another release, which can't be reached by the first, is reached by the second.",
+    )
     max_forwards: int = _setting(
         1000, "How many requests one worker may have in flight to one owner; more get 503 with `Retry-After`."
     )
@@ -81,6 +87,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.routing not in get_args(Routing):
             raise _error("routing", self.routing, 'one of "auto", "always" and "off"')
+        if self.forwarder not in get_args(Way):
+            raise _error("forwarder", self.forwarder, 'one of "framed" and "aiohttp"')
         for name in ("session_id_key", "token_header"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
                 raise _error(name, getattr(self, name), "a string, or None")

@@ -1,4 +1,4 @@
-"""Forwards a WebSocket: its ASGI events, framed, in the bodies of one HTTP exchange.
+"""Forwards a WebSocket: its ASGI events, framed, in the bodies of one exchange.
 
 The handshake, its refusal, close codes and reasons, text and binary messages are
 events, so they arrive as they were sent. Masks, fragments, pings and extensions are
@@ -7,17 +7,37 @@ between the caller and the server that it talks to.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from gym_gunicorn import wire
-from gym_gunicorn.errors import Truncated, describe
-from gym_gunicorn.peer import Peer, reply_head
+from gym_gunicorn.errors import ForwardError, Truncated, describe
 
 
-async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: Send) -> None:
+class Exchange(Protocol):
+    """An exchange with an owner whose bodies are streamed both ways."""
+
+    async def head(self) -> str | None: ...
+
+    async def read(self) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Opens(Protocol):
+    """What leads to an owner, and begins exchanges: an ``HttpPeer``, a ``LinkPeer``."""
+
+    owner_id: str
+
+    def open(self, scope: Scope, body: AsyncIterator[bytes]) -> Awaitable[Exchange]: ...
+
+    async def verdict(self, error: Exception) -> ForwardError: ...
+
+
+async def websocket_exchange(peer: Opens, scope: Scope, receive: Receive, send: Send) -> None:
     """Have a WebSocket handled by the owner that ``peer`` leads to.
 
     Returns when the owner's app has returned. Where it has not closed the WebSocket, or
@@ -30,16 +50,16 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
     """
     frames = wire.FrameReader("websocket.send")
     answered = False
-    response: aiohttp.ClientResponse | None = None
+    exchange: Exchange | None = None
     try:
         while True:
             try:
-                if response is None:
-                    response = await peer.request(scope, _frames(receive))
-                    if reply_head(response) is None:
+                if exchange is None:
+                    exchange = await peer.open(scope, _frames(receive))
+                    if await exchange.head() is None:
                         # The app raised, or returned without an answer.
                         return
-                chunk = await response.content.readany()
+                chunk = await exchange.read()
                 events = frames.feed(chunk)
             except (aiohttp.ClientError, OSError, wire.WireError) as error:
                 if not answered:
@@ -51,8 +71,8 @@ async def websocket_exchange(peer: Peer, scope: Scope, receive: Receive, send: S
                 answered = True
                 await send(event)
     finally:
-        if response is not None:
-            response.close()
+        if exchange is not None:
+            exchange.close()
 
 
 async def _frames(receive: Receive) -> AsyncIterator[bytes]:

@@ -24,16 +24,18 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvloop
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
+from gym_gunicorn.framed import FramedForwarder
+from gym_gunicorn.link_server import LinkServer
 from tests.workers import Worker, running, socket_directory, until
 
-FORWARDERS: Mapping[str, Callable[[str, int], Forwarder]] = {"aiohttp": AiohttpForwarder}
+FORWARDERS: Mapping[str, Callable[[str, int], Forwarder]] = {"aiohttp": AiohttpForwarder, "framed": FramedForwarder}
 
 # Seconds. Nothing waits that long unless something is broken.
 PATIENCE = 20.0
@@ -516,6 +518,11 @@ class Pair:
                 for connection in worker.routed.private.state.connections
                 if not isinstance(connection, asyncio.StreamReaderProtocol) and hasattr(connection, "cycle")
             )
+            left[f"{name}: siblings' links in use"] = sum(
+                connection.is_busy()
+                for connection in cast("set[object]", worker.routed.private.state.connections)
+                if isinstance(connection, LinkServer)
+            )
             left[f"{name}: forwards in flight"] = in_flight(worker.routed.forwarder)
         return dict(+left)
 
@@ -534,8 +541,10 @@ def _tasks() -> Counter[str]:
 
 def in_flight(forwarder: Forwarder) -> int:
     """Count the exchanges in flight. A forwarder of another kind is taken apart here too."""
+    if isinstance(forwarder, FramedForwarder):
+        return forwarder._peers.in_flight + forwarder._http._peers.in_flight
     assert isinstance(forwarder, AiohttpForwarder)
-    return sum(peer._in_flight for peer in forwarder._peers.values())
+    return forwarder._peers.in_flight
 
 
 def handlers_end(seen: Sequence[Seen]) -> None:

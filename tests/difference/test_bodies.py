@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gym_gunicorn import peer, private
+from gym_gunicorn import http_peer, link, private_server
+from gym_gunicorn.link_server import LinkServer
 from tests.difference.exchange import (
     BOTH_PROTOCOLS,
     Case,
@@ -188,6 +189,10 @@ def _until_held_up(pair: Pair, worker: Worker, what: str) -> None:
     eventually(lambda: _held_up(pair, worker, what), "an end that is held up")
 
 
+def _link_is_held_up(link: LinkServer, what: str) -> bool:
+    return link._writable is not None if what == "write_paused" else not link._reading
+
+
 def _held_up(pair: Pair, worker: Worker, what: str) -> bool:
     """Tell whether both the connection that the caller has and, where there is one, its forward are paused."""
 
@@ -196,13 +201,13 @@ def _held_up(pair: Pair, worker: Worker, what: str) -> bool:
         states = [worker.server.server_state]
         if worker is pair.other:
             states.append(pair.owner.routed.private.state)
-        connections: list[Any] = [
-            connection
-            for state in states
-            for connection in state.connections
-            if connection.cycle is not None and not connection.cycle.response_complete  # type: ignore[union-attr]
+        connections: list[Any] = [connection for state in states for connection in state.connections]
+        held_up = [
+            _link_is_held_up(one, what) if isinstance(one, LinkServer) else getattr(one.flow, what)
+            for one in connections
+            if (one.is_busy() if isinstance(one, LinkServer) else one.cycle and not one.cycle.response_complete)
         ]
-        return len(connections) == len(states) and all(getattr(one.flow, what) for one in connections)
+        return len(held_up) == len(states) and all(held_up)
 
     return pair.call(look())
 
@@ -302,8 +307,8 @@ def test_handler_may_take_longer_than_any_time_limit(
     # The limits that the libraries have by default, made so short that all of them are over.
     short = aiohttp.ClientTimeout(total=0.05, connect=0.05, sock_connect=0.05, sock_read=0.05)
     monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", short)
-    monkeypatch.setattr(peer, "KEEP_ALIVE", 0.05)
-    monkeypatch.setattr(private, "KEEP_ALIVE", 0.05)
+    for module in (http_peer, link, private_server):
+        monkeypatch.setattr(module, "KEEP_ALIVE", 0.05)
 
     async def handler(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

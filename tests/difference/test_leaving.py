@@ -182,7 +182,8 @@ def test_forward_ends_at_once_though_the_owners_handler_goes_on(plain_pair: Pair
     with plain_pair.connect(plain_pair.other) as connection:
         seen = _call(plain_pair, handler, connection, request())
         connection.leave()
-    owners = {"owner: forwarded requests": 1, "task RequestResponseCycle.run_asgi": 1}
+    kind = {"aiohttp": "RequestResponseCycle.run_asgi", "framed": "_Exchange.run"}[plain_pair.configuration.forwarder]
+    owners = {"owner: forwarded requests": 1, f"task {kind}": 1}
     eventually(lambda: plain_pair.left_behind() == owners, "the end of the forward")
     assert seen.ended is None
     gate.open()

@@ -70,13 +70,13 @@ def test_owner_that_is_gone_leaves_nothing_behind(rounds: int) -> None:
         try:
             await until(lambda: os.path.exists(path))
             waiting = asyncio.create_task(forwarder.http(owner_id, dict(SCOPE), receive, send))
-            await until(lambda: forwarder._peers and next(iter(forwarder._peers.values()))._in_flight)
+            await until(lambda: forwarder._peers.in_flight)
         finally:
             owner.kill()
             owner.wait()
         with pytest.raises(Gone):
             await waiting
-        await until(lambda: not forwarder._peers and not forwarder._watchers)
+        await until(lambda: not forwarder._peers._peers and not forwarder._peers._watchers)
         with pytest.raises(Gone):
             await forwarder.http(owner_id, dict(SCOPE), receive, send)
 
@@ -104,13 +104,13 @@ def test_more_forwards_than_are_allowed_are_refused_and_none_is_kept() -> None:
                 await until(lambda: os.path.exists(path))
                 forwarder = AiohttpForwarder(directory, 3)
                 waiting = [asyncio.create_task(forwarder.http(owner_id, dict(SCOPE), receive, send)) for _ in range(3)]
-                await until(lambda: forwarder._peers and next(iter(forwarder._peers.values()))._in_flight == 3)
+                await until(lambda: forwarder._peers.in_flight == 3)
                 with pytest.raises(Busy):
                     await forwarder.http(owner_id, dict(SCOPE), receive, send)
                 for task in waiting:
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
-                assert next(iter(forwarder._peers.values()))._in_flight == 0
+                assert forwarder._peers.in_flight == 0
                 await forwarder.close()
             finally:
                 owner.kill()

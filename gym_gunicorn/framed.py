@@ -1,0 +1,184 @@
+"""Forwards over links: frames on pooled connections, one exchange at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from gym_gunicorn import wire
+from gym_gunicorn.disconnect import CancelOnDisconnect
+from gym_gunicorn.errors import Truncated, describe
+from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
+from gym_gunicorn.forwarder import AiohttpForwarder, has_body
+from gym_gunicorn.frames import BODY, END
+from gym_gunicorn.link import Link, LinkPeer, NoLink
+from gym_gunicorn.peer import Peers
+from gym_gunicorn.sockets import socket_path
+from gym_gunicorn.websocket import websocket_exchange
+
+# Seconds after which it is watched whether the caller of a request without a body is still
+# there. Most replies come sooner, and a task for each would cost more than the rest of the way.
+PATIENCE = 0.02
+
+
+class FramedForwarder:
+    """Forwards over links, and over HTTP to an owner that has none or others: another release's (SIGUSR2).
+
+    The arguments are those of ``AiohttpForwarder``.
+    """
+
+    def __init__(self, directory: str, max_forwards: int, figures: Figures | None = None) -> None:
+        self.figures = figures or Figures()
+        self._directory = directory
+        self._max_forwards = max_forwards
+        self._peers = Peers(self._peer)
+        self._http = AiohttpForwarder(directory, max_forwards, self.figures)
+        self._without_links: set[str] = set()
+        self._finished = 0
+
+    @property
+    def finished(self) -> int:
+        return self._finished + self._http.finished
+
+    async def http(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if owner_id in self._without_links:
+            await self._http.http(owner_id, scope, receive, send)
+            return
+        try:
+            peer = self._peers.get(owner_id)
+            with peer.exchange():
+                link = peer.idle()
+                if link is not None:
+                    await self._exchange(peer, link, scope, receive, send)
+                else:
+                    # Connecting may take as long as the owner is silent; a caller that leaves ends it.
+                    await CancelOnDisconnect(partial(self._connect, peer))(scope, receive, send)
+        finally:
+            self._finished += 1
+
+    async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if owner_id not in self._without_links:
+            try:
+                peer = self._peers.get(owner_id)
+                with peer.exchange():
+                    await websocket_exchange(peer, scope, receive, send)
+                return
+            except NoLink:
+                self._without_links.add(owner_id)
+        await self._http.websocket(owner_id, scope, receive, send)
+
+    async def close(self) -> None:
+        await self._peers.close()
+        await self._http.close()
+
+    def _peer(self, owner_id: str) -> LinkPeer:
+        return LinkPeer(owner_id, socket_path(self._directory, owner_id), self._max_forwards, self.figures)
+
+    async def _connect(self, peer: LinkPeer, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            link = await peer.connect()
+        except NoLink:
+            self._without_links.add(peer.owner_id)
+            # Which counts it itself.
+            self._finished -= 1
+            await self._http.http(peer.owner_id, scope, receive, send)
+        else:
+            await self._exchange(peer, link, scope, receive, send)
+
+    async def _exchange(self, peer: LinkPeer, link: Link, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic_ns()
+        caller = _Caller(link, receive, self.figures)
+        try:
+            try:
+                link.begin(scope, caller.begin(has_body(scope)))
+                _, head = await link.next()
+                reply, taken = wire.decode_reply(head.decode("ascii"))
+            except (OSError, ValueError, wire.WireError) as error:
+                if caller.has_left:
+                    return
+                raise await peer.verdict(error) from error
+            self.figures.added(max(0, time.monotonic_ns() - began - taken))
+            await send(reply)
+            kind = BODY
+            while kind == BODY:
+                try:
+                    kind, piece = await link.next()
+                except OSError as error:
+                    if caller.has_left:
+                        return
+                    raise Truncated(
+                        peer.owner_id, f"the exchange broke after the reply began ({describe(error)})"
+                    ) from error
+                self.figures.values[RECEIVED_BYTES] += len(piece)
+                caller.answered = kind == END
+                await send({"type": "http.response.body", "body": piece, "more_body": kind == BODY})
+        finally:
+            caller.end()
+            if caller.answered and caller.body_complete:
+                peer.give_back(link)
+            else:
+                peer.drop(link)
+
+
+class _Caller:
+    """The caller's side of one exchange: its body, and whether it is still there."""
+
+    def __init__(self, link: Link, receive: Receive, figures: Figures) -> None:
+        self.has_left = False
+        self.answered = False
+        self.body_complete = False
+        self._link = link
+        self._receive = receive
+        self._figures = figures
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, has_body: bool) -> bool:
+        """Begin to send the body, where there is one, or else to watch in a moment; return ``has_body``."""
+        self.body_complete = not has_body
+        if has_body:
+            self._task = asyncio.create_task(self._feed())
+        else:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._watch)
+        return has_body
+
+    def end(self) -> None:
+        """Neither send nor watch any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _watch(self) -> None:
+        self._task = asyncio.create_task(self._wait())
+
+    async def _feed(self) -> None:
+        link = self._link
+        await link.asked.wait()
+        while not self.body_complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                # Not an end of the body: the owner would take the part for the whole.
+                self._leave()
+                return
+            more = message.get("more_body", False)
+            body = message.get("body", b"")
+            self._figures.values[SENT_BYTES] += len(body)
+            await link.drain()
+            link.write(BODY if more else END, body)
+            self.body_complete = not more
+        await self._wait()
+
+    async def _wait(self) -> None:
+        while not self.answered:
+            if (await self._receive())["type"] == "http.disconnect":
+                self._leave()
+                return
+
+    def _leave(self) -> None:
+        if not self.answered:
+            self.has_left = True
+            self._link.transport.abort()
