@@ -87,9 +87,10 @@ class SessionCookie:
         carried, signed_at = verify(value)
         if carried.owner is None or self.max_age is None:
             return carried
-        # Judged anew at each request, so that what is remembered can't outlive
-        # max_age; the bounds are those of itsdangerous.TimestampSigner.unsign.
-        if 0 <= self._signer.get_timestamp() - signed_at <= self.max_age:
+        # Judged anew at each request, so that what is remembered can't outlive max_age.
+        # A time in the future, which no session middleware takes, still names its owner: the
+        # clock has stepped back, and may step on before the session middleware looks at it.
+        if self._signer.get_timestamp() - signed_at <= self.max_age:
             return carried
         return NO_OWNER
 

@@ -94,10 +94,13 @@ class SocketDirectory:
             os.set_inheritable(descriptor, False)
         except (ValueError, OverflowError, OSError) as error:
             raise DirectoryError(f"the old arbiter's socket directory can't be joined: {error}") from error
-        if not _is_at(path, descriptor):
-            os.close(descriptor)
-            raise DirectoryError(f"the old arbiter's socket directory {path!r} is gone")
-        return cls(path, descriptor)
+        joined = cls(path, descriptor)
+        try:
+            joined.restore()
+        except DirectoryError:
+            joined.let_go()
+            raise
+        return joined
 
     def inheritance(self) -> str:
         """Let the open file and its lock outlive an ``exec``, and return what ``join`` needs."""
@@ -118,7 +121,7 @@ class SocketDirectory:
         """Remove the private socket of the worker ``owner_id`` if it is there, and return whether it was."""
         if self.descriptor < 0:
             return False
-        with contextlib.suppress(FileNotFoundError, PermissionError):
+        with contextlib.suppress(OSError):
             os.unlink(os.path.basename(self.socket_path(owner_id)), dir_fd=self.descriptor)
             return True
         return False
@@ -167,8 +170,9 @@ class SocketDirectory:
     def _take(self, descriptor: int) -> None:
         """Hold another directory in the place of the one that was removed, if it is as safe."""
         status, wanted = os.fstat(descriptor), os.fstat(self.descriptor)
-        if os.geteuid() == 0 and status.st_uid == 0:
-            # Made by this process, or by an arbiter beside this one.
+        if os.geteuid() == 0 and status.st_uid == 0 and not os.listdir(descriptor):
+            # Made by this process, or by an arbiter beside this one. Not any folder of root's
+            # that somebody has moved to this place.
             os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
             status = os.fstat(descriptor)
         if status.st_uid != wanted.st_uid or status.st_mode & 0o077:

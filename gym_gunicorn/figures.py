@@ -75,6 +75,11 @@ class Figures:
         self.values[STARTED] = time.time_ns()
         self.values[BEAT] = time.monotonic_ns()
 
+    def serve(self) -> None:
+        """Note that the worker serves from now on."""
+        self.values[BEAT] = time.monotonic_ns()
+        self.values[STATE] = SERVING
+
     def beat(self, interval: float) -> None:
         """Note that the event loop goes round, which it is to do every ``interval`` seconds, and how late it is."""
         values, now = self.values, time.monotonic_ns()
@@ -204,6 +209,7 @@ def fold(directory: int, owner_id: str) -> Reading | None:
         facts = (_FORMAT, int(owner_id, 16), *(0 for _ in _FACTS[2:]))
         values = (*facts, *(value % 2**64 for value in total.values()))
         os.pwrite(descriptor, _FILE.pack(*values), 0)
+        os.ftruncate(descriptor, _FILE.size)
         # Made by root, read by workers of another user.
         if os.geteuid() == 0:
             status = os.fstat(directory)

@@ -1,9 +1,10 @@
 """Frames: how two workers talk over a link, which is a connection to a private socket that is no HTTP.
 
-A link begins with ``PREFACE`` from either side and carries one exchange after another. A
-frame is its payload's length, its kind and its payload; the payloads of heads are those
-of ``gym_gunicorn.wire``. Closing the connection cancels what is under way, its end is
-the other worker's end, and the kernel's buffers are the only ones: that is the whole protocol.
+A link begins with ``PREFACE`` from one side and a ``greeting`` from the other, and carries
+one exchange after another. A frame is its payload's length, its kind and its payload; the
+payloads of heads are those of ``gym_gunicorn.wire``. Closing the connection cancels what is
+under way, its end is the other worker's end, and the kernel's buffers are the only ones: that
+is the whole protocol.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ MAX_HEAD = 2**24
 
 # Bytes that may wait to be taken before reading stops.
 HIGH_WATER = 65536
+
+
+def greeting(owner_id: str) -> bytes:
+    """Return with what the owner ``owner_id`` answers a preface."""
+    return PREFACE + owner_id.encode("ascii")
 
 
 def frame(kind: int, payload: bytes) -> bytes:

@@ -35,12 +35,12 @@ class Healing:
         """Restore what is missing. What can't be restored is logged, once in ten seconds."""
         try:
             self._directory.restore()
-            self._figures.restore()
             if await self._private.restore(self._backlog):
                 self._log.warning(
                     "The private socket of this worker had been removed or replaced, and is there again: %s",
                     self._private.path,
                 )
+            self._figures.restore()
         except (DirectoryError, OSError) as error:
             now = time.monotonic()
             if now - self._complained >= self._INTERVAL:

@@ -28,6 +28,7 @@ _PLAIN_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PLAIN_TARGET = re.compile(rb"/[!$-~]{0,1000}")
 
 _HEAD_FIELD = wire.HEAD_FIELD.decode()
+_OWNER_FIELD = wire.OWNER_FIELD.decode()
 _REPLY_FIELD = wire.REPLY_FIELD.decode()
 
 # What aiohttp would otherwise limit to 8,190 bytes: a reply's head is one field.
@@ -61,6 +62,7 @@ class HttpPeer(Peer):
         for ``100 Continue``, so does the body.
 
         Raises:
+            Gone: another worker has taken the owner's place.
             aiohttp.ClientError, OSError: the exchange failed; ``verdict`` says what it means.
         """
         target = scope["raw_path"]
@@ -69,14 +71,18 @@ class HttpPeer(Peer):
         if _PLAIN_TARGET.fullmatch(target) is None:
             target = b"/"
         method = scope.get("method", "POST")
-        return await self.session.request(
+        response = await self.session.request(
             method if method in _PLAIN_METHODS else "POST",
             yarl.URL("http://owner" + target.decode("ascii"), encoded=True),
             data=body,
-            headers={_HEAD_FIELD: wire.encode_head(scope)},
+            headers={_HEAD_FIELD: wire.encode_head(scope), _OWNER_FIELD: self.owner_id},
             allow_redirects=False,
             expect100=body is not None and expects_continue(scope),
         )
+        if response.status == wire.MISDIRECTED and reply_head(response) is None:
+            response.close()
+            raise Gone(self.owner_id, "in its place listens another worker")
+        return response
 
     async def verdict(self, error: Exception) -> ForwardError:
         if isinstance(error, aiohttp.ClientConnectorError) or getattr(error, "errno", None) == errno.ENOTCONN:

@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import expects_continue
-from gym_gunicorn.errors import Broken, describe
+from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, describe
 from gym_gunicorn.figures import CONNECTIONS, Figures
 from gym_gunicorn.frames import (
     ASK,
@@ -26,6 +26,7 @@ from gym_gunicorn.frames import (
     REQUEST,
     FramedConnection,
     FrameError,
+    greeting,
 )
 from gym_gunicorn.peer import KEEP_ALIVE, Peer
 from gym_gunicorn.sockets import check_listener, connect_failure
@@ -39,15 +40,22 @@ class LinkLost(ConnectionError):
     """A link was closed before its exchange was complete, or what came over it is no reply."""
 
 
+def _lost(what: str, cause: Exception | None) -> LinkLost:
+    lost = LinkLost(getattr(cause, "errno", None), what)
+    lost.__cause__ = cause
+    return lost
+
+
 class Link(FramedConnection):
     """One link to an owner. What comes over it waits in a queue for the exchange that reads it."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, owner_id: str, figures: Figures) -> None:
         super().__init__()
+        self._owner_id = owner_id
         self.idle_since = 0.0
         self.asked = asyncio.Event()
         self._figures = figures
-        self._greeting: bytearray | None = bytearray()
+        self._greeting: bytes | None = b""
         self._greeted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._waiting = 0
@@ -60,6 +68,7 @@ class Link(FramedConnection):
         Raises:
             NoLink: the other side knows nothing of it.
             LinkLost: it has closed the connection.
+            Gone: it is another worker, which has taken the owner's place.
         """
         self.transport.write(PREFACE)
         if not await self._greeted:
@@ -92,7 +101,7 @@ class Link(FramedConnection):
         """
         while not self._frames:
             if self.lost:
-                raise LinkLost(str(self._cause or "end of file")) from self._cause
+                raise _lost("closed before the reply was complete", self._cause)
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -132,7 +141,7 @@ class Link(FramedConnection):
         self._figures.values[CONNECTIONS] -= 1
         self._cause = self._cause or error
         if not self._greeted.done():
-            self._greeted.set_exception(LinkLost("closed before it began"))
+            self._greeted.set_exception(_lost("closed before it began", self._cause))
             # Nobody may be waiting for it any more.
             self._greeted.exception()
         self.wake()
@@ -140,13 +149,19 @@ class Link(FramedConnection):
     def data_received(self, data: bytes) -> None:
         if self._greeting is not None:
             self._greeting += data
-            if len(self._greeting) < len(PREFACE) and PREFACE.startswith(self._greeting):
+            wanted = greeting(self._owner_id)
+            if len(self._greeting) < len(wanted) and PREFACE.startswith(self._greeting[: len(PREFACE)]):
                 return
-            greeted = self._greeting.startswith(PREFACE)
-            if not self._greeted.done():
-                self._greeted.set_result(greeted)
-            data = bytes(self._greeting[len(PREFACE) :]) if greeted else b""
-            self._greeting = None
+            came, data, self._greeting = self._greeting[: len(wanted)], self._greeting[len(wanted) :], None
+            if self._greeted.done():
+                # Nobody waits for it any more.
+                return
+            if came == wanted:
+                self._greeted.set_result(True)
+            elif came.startswith(PREFACE):
+                self._greeted.set_exception(Gone(self._owner_id, "in its place listens another worker"))
+            else:
+                self._greeted.set_result(False)
         if data:
             super().data_received(data)
 
@@ -182,7 +197,7 @@ class LinkPeer(Peer):
         """
         loop = asyncio.get_running_loop()
         try:
-            _, link = await loop.create_unix_connection(lambda: Link(self._figures), self.path)
+            _, link = await loop.create_unix_connection(lambda: Link(self.owner_id, self._figures), self.path)
             self._used.add(link)
             try:
                 check_listener(self.owner_id, link.transport.get_extra_info("socket"))
@@ -190,13 +205,14 @@ class LinkPeer(Peer):
             except BaseException:
                 self.drop(link)
                 raise
-        except LinkLost as error:
-            raise await self.verdict(error) from error
         except OSError as error:
-            raise (
-                connect_failure(self.owner_id, error)
-                or Broken(self.owner_id, f"its socket can't be connected to ({describe(error)})")
-            ) from error
+            failure: ForwardError | None = connect_failure(self.owner_id, error)
+            if failure is None and isinstance(error, LinkLost):
+                failure = await self.verdict(error)
+                if isinstance(failure, Broken):
+                    # Nothing of the request was sent.
+                    failure = Busy(self.owner_id, "it closed a new connection: no descriptor was free, most likely")
+            raise failure or Broken(self.owner_id, f"its socket can't be connected to ({describe(error)})") from error
         return link
 
     def give_back(self, link: Link) -> None:
@@ -229,17 +245,22 @@ class LinkPeer(Peer):
 
     async def open(self, scope: Scope, body: AsyncIterator[bytes]) -> LinkExchange:
         """Begin an exchange whose bodies are streamed both ways; raises as ``connect``, and ``LinkLost``."""
-        return LinkExchange(self, self.idle() or await self.connect(), scope, body)
+        link = self.idle() or await self.connect()
+        try:
+            link.begin(scope, has_body=True)
+        except LinkLost:
+            self.drop(link)
+            raise
+        return LinkExchange(self, link, body)
 
 
 class LinkExchange:
-    """An exchange whose bodies are streamed both ways."""
+    """An exchange whose request's head was sent, and whose bodies are streamed both ways."""
 
-    def __init__(self, peer: LinkPeer, link: Link, scope: Scope, body: AsyncIterator[bytes]) -> None:
+    def __init__(self, peer: LinkPeer, link: Link, body: AsyncIterator[bytes]) -> None:
         self._peer = peer
         self._link = link
         self._ended = False
-        link.begin(scope, has_body=True)
         self._feeder = asyncio.create_task(self._feed(body))
 
     async def _feed(self, body: AsyncIterator[bytes]) -> None:

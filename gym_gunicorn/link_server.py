@@ -38,8 +38,13 @@ class LinkOrHttp(asyncio.Protocol):
     """Waits for the first bytes of a connection, and hands it to who understands them."""
 
     def __init__(
-        self, link: Callable[[], asyncio.Protocol], http: Callable[[], asyncio.Protocol], state: ServerState
+        self,
+        greeting: bytes,
+        link: Callable[[], asyncio.Protocol],
+        http: Callable[[], asyncio.Protocol],
+        state: ServerState,
     ) -> None:
+        self._greeting = greeting
         self._link = link
         self._http = http
         self._state = state
@@ -62,7 +67,7 @@ class LinkOrHttp(asyncio.Protocol):
         if rest.startswith(PREFACE):
             rest = rest.removeprefix(PREFACE)
             protocol = self._link()
-            self.transport.write(PREFACE)
+            self.transport.write(self._greeting)
         else:
             protocol = self._http()
         self.transport.set_protocol(protocol)

@@ -22,11 +22,12 @@ class PrivateApp:
 
     A request with a head gets the scope that the head holds, and its reply travels
     in a reply head. A request without one is served as it is, so that an operator
-    can ``curl --unix-socket`` a worker.
+    can ``curl --unix-socket`` a worker. One that is meant for another owner is refused.
     """
 
-    def __init__(self, app: ASGIApp, figures: Figures | None = None) -> None:
+    def __init__(self, app: ASGIApp, figures: Figures | None = None, owner_id: str | None = None) -> None:
         self.app = app
+        self._owner_id = None if owner_id is None else owner_id.encode()
         self.websockets_served = 0
         self._figures = figures or Figures()
         self._websockets: set[_WebSocket] = set()
@@ -35,6 +36,14 @@ class PrivateApp:
         head = next((value for name, value in scope["headers"] if name == wire.HEAD_FIELD), None)
         if head is None:
             await self.app(scope, receive, send)
+            return
+        meant = next((value for name, value in scope["headers"] if name == wire.OWNER_FIELD), self._owner_id)
+        if meant != self._owner_id:
+            # Somebody has given this worker's socket another's name.
+            await send(
+                {"type": "http.response.start", "status": wire.MISDIRECTED, "headers": [(b"connection", b"close")]}
+            )
+            await send({"type": "http.response.body"})
             return
         try:
             callers = {**wire.decode_head(head), "state": scope["state"]}

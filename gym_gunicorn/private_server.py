@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from gym_gunicorn.frames import greeting
 from gym_gunicorn.link_server import LinkOrHttp, LinkServer
 from gym_gunicorn.peer import KEEP_ALIVE
 from gym_gunicorn.sockets import bind_private_socket, unlink
@@ -30,12 +31,14 @@ class PrivateServer:
 
     Args:
         app: what is served, without the router.
+        owner_id: told to who begins a link.
         listener: a listening Unix socket.
         path: the socket's path, removed when the server stops accepting.
     """
 
-    def __init__(self, app: AnswerCancelled, listener: socket.socket, path: str) -> None:
+    def __init__(self, app: AnswerCancelled, owner_id: str, listener: socket.socket, path: str) -> None:
         self.app = app
+        self._owner_id = owner_id
         self.path = path
         self.state = ServerState()
         self._listener = listener
@@ -72,7 +75,7 @@ class PrivateServer:
         link = functools.partial(
             LinkServer, self.app, self.state, lifespan_state, failure, isolated=config.reset_contextvars
         )
-        self._protocol = functools.partial(LinkOrHttp, link, http, self.state)
+        self._protocol = functools.partial(LinkOrHttp, greeting(self._owner_id), link, http, self.state)
         await self._accept(config.backlog)
 
     async def _accept(self, backlog: int) -> None:

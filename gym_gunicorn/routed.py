@@ -133,7 +133,7 @@ def route(
         figures=figures,
     )
     stopping = around(SERVER_STOPPING)
-    private_app = PrivateApp(app, figures)
+    private_app = PrivateApp(app, figures, owner_id)
     answers: dict[str, Answer] = {}
     if settings.health_path is not None:
         answers[settings.health_path] = partial(health, directory)
@@ -143,7 +143,7 @@ def route(
         owner_id=owner_id,
         app=AnswerCancelled(OperatorPaths(router, answers) if answers else router, stopping),
         router=router,
-        private=PrivateServer(AnswerCancelled(private_app, stopping), listener, path),
+        private=PrivateServer(AnswerCancelled(private_app, stopping), owner_id, listener, path),
         private_app=private_app,
         forwarder=forwarder,
         figures=figures,

@@ -130,7 +130,7 @@ class _LossLog:
     """Logs what was lost: for each owner and reason one line at once, then at most one in ten seconds."""
 
     _INTERVAL = 10.0
-    _MOST = 100
+    _MOST = 10_000
 
     def __init__(self, log: Logger) -> None:
         self._log = log

@@ -139,7 +139,7 @@ class SessionRouting:
         state.routing = self
         state.announced = False
         state.reloads += 1
-        self._renew(server)
+        self._renew(server, reloads=True)
         directory = state.directory
         if directory is not None:
             if self.settings.routing == "off":
@@ -168,7 +168,11 @@ class SessionRouting:
     @_contained
     def pre_fork(self, server: Arbiter, worker: RoutingWorker) -> None:
         state = state_of(server)
-        self._renew(server)
+        try:
+            self._renew(server)
+        except DirectoryError as error:
+            log_of(server).error("No worker can be added: %s", error)
+            return
         worker.announces, state.announced = not state.announced, True
         # Alike in the workers that one arbiter has started with one configuration.
         worker.generation = server.pid << 24 | state.reloads & 0xFFFFFF
@@ -182,7 +186,11 @@ class SessionRouting:
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
             left = worker.directory.remove_socket(worker.owner_id)
-            last = fold(worker.directory.descriptor, worker.owner_id)
+            try:
+                last = fold(worker.directory.descriptor, worker.owner_id)
+            except OSError as error:
+                last = None
+                log_of(server).error("The figures of owner %s are not in the total: %s", worker.owner_id, error)
             # After a reload to another user the worker could not remove it itself.
             if left and worker.cfg.uid == worker.directory.uid:
                 log_of(server).warning(
@@ -249,14 +257,24 @@ class SessionRouting:
             sweep(settings.directory, {os.geteuid(), cfg.uid})
             self._hold(server, SocketDirectory.create(settings.directory, cfg.uid, cfg.gid))
 
-    def _renew(self, server: Arbiter) -> None:
-        """Make the socket directory again where somebody has removed it, or else another one."""
+    def _renew(self, server: Arbiter, reloads: bool = False) -> None:
+        """Make the socket directory again where somebody has removed it, or else another one.
+
+        Another one only where that parts no living workers from each other: where there are none, or
+        where all of them are replaced.
+
+        Raises:
+            DirectoryError: it can't be made, and there are workers in it.
+        """
         state = state_of(server)
         if state.directory is None:
             return
         try:
             restore_directory(state.directory, log_of(server))
         except DirectoryError as error:
+            held = any(getattr(worker, "directory", None) is state.directory for worker in server.WORKERS.values())
+            if held and not reloads:
+                raise
             log_of(server).error("The sessions of the workers that there are now are lost: %s", error)
             # First, so that where it fails the server is not taken for one that never routed.
             made = SocketDirectory.create(self.settings.directory, server.cfg.uid, server.cfg.gid)

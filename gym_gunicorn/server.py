@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import Server, ServerState
 
-from gym_gunicorn.figures import SERVING, STAMPED, STATE
+from gym_gunicorn.figures import STAMPED
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.sockets import is_readable
 
@@ -32,6 +33,9 @@ QUICK = 0.5
 
 # Seconds between two looks of uvicorn's at what is to be done (uvicorn 0.54).
 TICK = 0.1
+
+# Seconds between two looks of a stopping server at what is still in progress.
+LOOK = 0.05
 
 _CLOSE = (b"connection", b"close")
 
@@ -81,8 +85,25 @@ class RoutedServer(Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self.routed is not None:
+            # A child that the app forks may outlive this process: callers would wait at connections
+            # that it keeps open, and the port would stay taken.
+            os.register_at_fork(after_in_child=self._let_go)
             await self.routed.private.start(self.config, self.lifespan.state)
-            self.routed.figures.values[STATE] = SERVING
+            self.routed.figures.serve()
+
+    def _let_go(self) -> None:
+        """Give up, in a forked child, all that callers and siblings are connected to."""
+        held = [sock.fileno() for server in self.servers for sock in server.sockets]
+        for state in self._states():
+            for connection in state.connections:
+                sock = connection.transport.get_extra_info("socket")
+                held += [] if sock is None else [sock.fileno()]
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in held:
+            if descriptor >= 0:
+                # Not closed: the number stays taken, so that a close by the event loop hits nothing else.
+                os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
 
     async def on_tick(self, counter: int) -> bool:
         if self.routed is not None:
@@ -139,6 +160,8 @@ class RoutedServer(Server):
         while True:
             if self.config.callback_notify is not None:
                 await self.config.callback_notify()
+            if self.routed is not None:
+                self.routed.figures.beat(1.0)
             if self._each_second is not None:
                 await self._each_second()
             await asyncio.sleep(min(1.0, self.config.timeout_notify) or 1.0)
@@ -154,6 +177,8 @@ class RoutedServer(Server):
         idle_since: dict[Any, float] = {}
         while True:
             now = loop.time()
+            if self.routed is not None:
+                self.routed.figures.beat(LOOK)
             hurry = self._must_hurry()
             if now - started > (min(QUICK, self._drain_time) if hurry else self._drain_time):
                 return False
@@ -163,7 +188,7 @@ class RoutedServer(Server):
             # over them is answered until then.
             if not self.server_state.connections and not any(state.tasks for state in self._states()):
                 return True
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LOOK)
 
     async def _cancel(self) -> None:
         tasks = [task for state in self._states() for task in state.tasks]

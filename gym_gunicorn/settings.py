@@ -65,7 +65,7 @@ class Settings:
         "Off, since a program that goes on after a 410 would start over without a word.",
     )
     forwarder: Way = _setting(
-        "aiohttp",
+        "framed",
         'How requests travel between workers: "framed", in frames over pooled connections; "aiohttp", as plain HTTP. '
         "An owner of another release, which can't be reached by the first, is reached by the second.",
     )

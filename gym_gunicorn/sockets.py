@@ -132,10 +132,10 @@ def is_readable(descriptor: int) -> bool:
 def unlink(path: str) -> bool:
     """Remove ``path`` if it is there, and return whether it was.
 
-    Where the directory is another user's by now (a reload changed ``--user``), removing
+    Where it can't be (a reload changed ``--user``, the file system is read-only by now), removing
     is left to the arbiter.
     """
-    with contextlib.suppress(FileNotFoundError, PermissionError):
+    with contextlib.suppress(OSError):
         os.unlink(path)
         return True
     return False

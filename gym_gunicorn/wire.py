@@ -24,6 +24,11 @@ VERSION = 1
 HEAD_FIELD = b"gym-gunicorn-head"
 REPLY_FIELD = b"gym-gunicorn-reply"
 
+# Whose the request is, beside its head, where the way to an owner does not say so; and the
+# status of what another owner answers (RFC 9110, 15.5.20).
+OWNER_FIELD = b"gym-gunicorn-owner"
+MISDIRECTED = 421
+
 _SCOPE_KEYS = ("type", "asgi", "http_version", "method", "scheme", "path", "root_path", "subprotocols", "extensions")
 _FRAME_LENGTH = struct.Struct("!I")
 _MAX_FRAME = 2**30

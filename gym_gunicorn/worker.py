@@ -62,7 +62,7 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
             self.log.error("%s", error)
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
         if not self.prepared:
-            self.log.error("The hook pre_fork failed for this worker: another one will be started")
+            self.log.error("This worker was not prepared, for the reason above: another one will be started")
             self.leave_in_a_moment()
         super().init_process()
 

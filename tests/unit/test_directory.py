@@ -480,18 +480,30 @@ def test_a_new_arbiter_that_leaves_first_leaves_the_directory_to_the_old_one(dir
     assert directory.leave()
 
 
-def test_a_directory_that_has_vanished_can_not_be_joined(directory: SocketDirectory) -> None:
+def test_a_directory_that_has_vanished_is_made_again_when_it_is_joined(directory: SocketDirectory) -> None:
     inherited = f"{os.dup(directory.descriptor)}:{directory.path}"
     os.rmdir(directory.path)
-    with pytest.raises(DirectoryError, match="gone"):
+    joined = SocketDirectory.join(inherited)
+    try:
+        assert joined.is_there()
+        assert not directory.is_there()
+    finally:
+        joined.leave()
+
+
+def test_a_directory_that_can_not_be_made_again_can_not_be_joined(directory: SocketDirectory) -> None:
+    inherited = f"{os.dup(directory.descriptor)}:{directory.path}"
+    os.rmdir(directory.path)
+    Path(directory.path).touch()
+    with pytest.raises(DirectoryError, match="was removed"):
         SocketDirectory.join(inherited)
 
 
 def test_another_directory_in_its_place_can_not_be_joined(directory: SocketDirectory) -> None:
     inherited = f"{os.dup(directory.descriptor)}:{directory.path}"
     os.rmdir(directory.path)
-    os.mkdir(directory.path)
-    with pytest.raises(DirectoryError, match="gone"):
+    os.mkdir(directory.path, 0o755)
+    with pytest.raises(DirectoryError, match="another user.s or open to others"):
         SocketDirectory.join(inherited)
 
 
