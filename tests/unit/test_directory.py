@@ -503,7 +503,7 @@ def test_another_directory_in_its_place_can_not_be_joined(directory: SocketDirec
     inherited = f"{os.dup(directory.descriptor)}:{directory.path}"
     os.rmdir(directory.path)
     os.mkdir(directory.path, 0o755)
-    with pytest.raises(DirectoryError, match="another user.s or open to others"):
+    with pytest.raises(DirectoryError, match=r"another user.s or open to others"):
         SocketDirectory.join(inherited)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
+import gym_gunicorn.conf
 from gym_gunicorn import SessionRouting
 from gym_gunicorn.cli.diagnosis.hook_calls import Hooks
 
@@ -76,6 +77,21 @@ def around(hook: Callable[[Any], None]) -> Callable[[Any], None]:
     return wrapper
 
 
+def by_module(worker: Any) -> None:
+    gym_gunicorn.conf.post_worker_init(worker)  # type: ignore[attr-defined]  # set by update of its globals
+
+
+def chained(name: str) -> Callable[[Any], None]:
+    def hook(worker: Any) -> None:
+        getattr(routing, name)(worker)
+
+    return hook
+
+
+def by_any_name(worker: Any) -> None:
+    getattr(routing, worker.name)(worker)
+
+
 def not_at_all(worker: Any) -> None:
     print(worker)
 
@@ -116,6 +132,8 @@ def test_gunicorns_own_hooks_are_missing() -> None:
         by_name,
         by_helper,
         by_getattr,
+        by_module,
+        chained("post_worker_init"),
         around(by_attribute),
         functools.partial(by_attribute),
         OwnRouting().post_worker_init,
@@ -139,6 +157,6 @@ def test_our_method_for_another_hook_is_lost() -> None:
     assert use(routing.post_worker_init, "pre_exec")[0] == "lost"
 
 
-@pytest.mark.parametrize("hook", [out_of_sight, Calling(print)])
+@pytest.mark.parametrize("hook", [out_of_sight, by_any_name, Calling(print)])
 def test_what_cannot_be_told_is_not_guessed(hook: Any) -> None:
     assert use(hook)[0] == "unknown"

@@ -106,7 +106,7 @@ def test_weak_secrets_are_known(secret: str, expected: str) -> None:
 
 
 def test_a_folder_is_described(tmp_path: Path) -> None:
-    folder = folder_facts("/tmp", 0)
+    folder = folder_facts("/tmp", 0, 0)
     assert folder.trouble == ""
     # "/tmp/gym-gunicorn-" with 8 characters, "/", an owner ID of 12 and ".sock".
     assert folder.longest == len("/tmp/gym-gunicorn-") + 8 + 1 + 12 + 5
@@ -114,9 +114,9 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_or_a_file_is_described(tmp_path: Path) -> None:
-    assert folder_facts(str(tmp_path / "nowhere"), 0).trouble == "No such file or directory"
+    assert folder_facts(str(tmp_path / "nowhere"), 0, 0).trouble == "No such file or directory"
     (tmp_path / "file").touch()
-    assert folder_facts(str(tmp_path / "file"), 0).trouble == "it is not a folder"
+    assert folder_facts(str(tmp_path / "file"), 0, 0).trouble == "it is not a folder"
 
 
 def test_a_folder_that_the_workers_cannot_enter_is_told(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_folder_that_the_workers_cannot_enter_is_told(tmp_path: Path) -> None:
     (closed / "inner").mkdir(parents=True)
     for folder in (closed, *closed.parents[:2]):
         folder.chmod(0o755)
-    uid = closed.stat().st_uid + 12345
+    uid, gid = closed.stat().st_uid + 12345, closed.stat().st_gid
     closed.chmod(0o700)
-    assert folder_facts(str(closed / "inner"), uid).closed_to_uid
+    assert folder_facts(str(closed / "inner"), uid, gid + 1).closed_to_uid
 
 
 @pytest.mark.parametrize(

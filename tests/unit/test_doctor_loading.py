@@ -219,6 +219,30 @@ def test_no_secret_is_shown_whatever_happens(
         assert "hunter2" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize("name", ["make", "no_such_function"])
+def test_what_an_app_is_made_with_is_not_shown(folder: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    (folder / "served.py").write_text(APP + "def make(secret): return app\n")
+    for arguments in ([], ["--json"]):
+        parser = ArgumentParser()
+        add_arguments(parser)
+        run(parser.parse_args([*arguments, "-c", "conf.py", f"served:{name}('hunter2')"]))
+        shown = "".join(capfd.readouterr())
+        assert f"served:{name}(...)" in shown
+        assert "hunter2" not in shown
+
+
+def test_a_secret_in_a_bad_argument_is_not_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", "--envv SESSION_SECRET=hunter2 --workers many")
+    parser = ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args(["-c", "conf.py", "served:app"])) == 2
+    shown = "".join(capfd.readouterr())
+    assert "The configuration can't be loaded" in shown
+    assert "hunter2" not in shown
+
+
 def test_nothing_is_left_behind(folder: Path) -> None:
     before = set(os.listdir(folder))
     load(["-c", "conf.py", "served:app"], 60)

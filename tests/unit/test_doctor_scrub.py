@@ -39,6 +39,11 @@ def failing(tmp_path: Path, source: str) -> Failure:
         "raise ValueError('input_value=\\'hunter2\\'')",
         "url = 'postgres://me:hunter2@host/db'\nraise OSError('no connection to ' + url)",
         "raise OSError('no connection to postgres://me:hunter2@host/db')",
+        "raise ValueError('many lines: \\'hunter2\\nand\\'')",
+        "raise ValueError('bad SESSION_SECRET=hunter2')",
+        "raise ValueError('bad secret: hunter2')",
+        "class Settings: pass\nsettings = Settings()\nsettings.secret_key = 'hunter' + '2'\n"
+        "raise ValueError('not good: ' + settings.secret_key)",
         "assert 'hunter2' == 'other', 'hunter2' + ' is not \"hunter2\"' if False else '\"hunter2\"'",
         "import sys\nsys.exit('hunter2')",
         "secret_key = 'hunter2' +",
@@ -52,7 +57,7 @@ def test_no_secret_is_in_what_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_looks_random_is_hidden(tmp_path: Path) -> None:
-    failure = failing(tmp_path, "raise ValueError('bad: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b')")
+    failure = failing(tmp_path, "raise ValueError('bad: 4e07408562bedb8b60ce05c1decfe3ad16b72230')")
     assert failure.text == f"ValueError: bad: {MASK}"
 
 

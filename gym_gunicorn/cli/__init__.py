@@ -1,0 +1,1 @@
+"""The command ``gym-gunicorn``: looks at servers, and at configurations, from outside."""
