@@ -15,10 +15,11 @@ from gunicorn.instrument.statsd import Statsd
 
 from gym_gunicorn import about
 from gym_gunicorn.directory import DirectoryError, SocketDirectory
-from gym_gunicorn.figures import read_all
+from gym_gunicorn.figures import Reading, read_all, sums
 from gym_gunicorn.hooks import ConfigurationError, check_hooks, missing_hooks
 from gym_gunicorn.statsd import report
 from gym_gunicorn.titles import master_title, show
+from gym_gunicorn.totals import keep, tell
 from gym_gunicorn.worker import RoutingWorker
 
 if TYPE_CHECKING:
@@ -35,14 +36,15 @@ class State:
     ``routing`` is the one in force. ``directory`` is there as soon as the server has
     been routed. ``announced``: a worker has been told to say what it found. ``reloads``
     counts them. ``about`` is what the arbiter has last said of itself in the directory,
-    ``reported`` the sums that statsd was told last, ``None`` where another arbiter told it.
+    ``total`` the figures of the workers that have ended, ``told`` the sums that statsd knows.
     """
 
     routing: SessionRouting | None = None
     directory: SocketDirectory | None = None
     announced: bool = False
     reloads: int = 0
-    reported: dict[str, int] | None = field(default_factory=dict)
+    total: Reading | None = None
+    told: dict[str, int] = field(default_factory=dict)
     about: dict[str, object] | None = None
 
 
@@ -94,29 +96,59 @@ def look_after(server: Arbiter) -> None:
     """Do what an arbiter does about once a second, for its socket directory, its title, and what it says of itself."""
     state = state_of(server)
     directory = state.directory
+    if directory is None:
+        return
+    # What can't be restored or written, workers and the next fork say.
+    with contextlib.suppress(DirectoryError):
+        if restore_directory(directory, log_of(server)):
+            state.about = None
+    show_title(server)
+    with contextlib.suppress(OSError):
+        _say_what_this_is(server, state, directory)
+        _, total = read_all(directory.path)
+        if total is not None:
+            state.total = total
+        elif state.total is not None:
+            keep(directory.descriptor, state.total)
+        tell_statsd(server)
+
+
+def show_title(server: Arbiter) -> None:
+    """Make the arbiter's title what it is to be; gunicorn (27.0) writes its own at the start and at each reload."""
+    directory = state_of(server).directory
     if directory is not None:
-        # What can't be restored, workers and the next fork say.
-        with contextlib.suppress(DirectoryError):
-            if restore_directory(directory, log_of(server)):
-                state.about = None
-        facts: dict[str, object] = {
-            "pid": server.pid,
-            "start": about.start_of(server.pid),
-            "name": server.proc_name,
-            "addresses": [str(listener) for listener in server.LISTENERS],
-            "workers": server.num_workers,
-            "reloads": state.reloads,
-            "version": VERSION,
-        }
-        if facts != state.about:
-            with contextlib.suppress(OSError):
-                about.write(directory.descriptor, facts)
-                state.about = facts
-        if isinstance(server.log, Statsd):
-            # Beside the arbiter that this one has started (SIGUSR2) it would tell everything twice.
-            alone = server.reexec_pid == 0
-            state.reported = report(server.log, *read_all(directory.path), state.reported) if alone else None
         show(master_title(server.proc_name or "gunicorn", len(server.WORKERS), directory.path))
+
+
+def tell_statsd(server: Arbiter) -> None:
+    """Tell statsd, where gunicorn has one, what has changed.
+
+    Raises:
+        OSError: it can't be noted what was told.
+    """
+    state = state_of(server)
+    if state.directory is None or not isinstance(server.log, Statsd):
+        return
+    workers, total = read_all(state.directory.path)
+    now = sums(workers, total)
+    before = tell(state.directory.descriptor, now, state.told)
+    report(server.log, now, before, workers)
+    state.told = {name: max(before.get(name, 0), count) for name, count in now.items()}
+
+
+def _say_what_this_is(server: Arbiter, state: State, directory: SocketDirectory) -> None:
+    facts: dict[str, object] = {
+        "pid": server.pid,
+        "start": about.start_of(server.pid),
+        "name": server.proc_name,
+        "addresses": [str(listener) for listener in server.LISTENERS],
+        "workers": server.num_workers,
+        "reloads": state.reloads,
+        "version": VERSION,
+    }
+    if facts != state.about:
+        about.write(directory.descriptor, facts)
+        state.about = facts
 
 
 def restore_directory(directory: SocketDirectory, log: Logger) -> bool:

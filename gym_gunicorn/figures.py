@@ -7,12 +7,11 @@ unsigned 64-bit numbers in the machine's order, which one store changes as a who
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gym_gunicorn.owner import is_owner_id
@@ -124,7 +123,7 @@ class Reading:
     """What a file of figures held when it was read.
 
     ``owner_id`` is ``None`` for the total of the workers that have ended, which has
-    counters alone.
+    counters, and of the facts the secret and the generation of the one that was added last.
     """
 
     owner_id: str | None
@@ -143,6 +142,11 @@ class Reading:
     def silence(self) -> float:
         """Return for how many seconds the worker's event loop has not gone round."""
         return max(0.0, (time.monotonic_ns() - self.values[BEAT]) / 1e9)
+
+    @property
+    def folded(self) -> int:
+        """Return, of a total, whose figures were added to it last: the owner ID as a number."""
+        return self[_FOLDED]
 
     def counters(self) -> dict[str, int]:
         """Return what only ever grows, by its name."""
@@ -165,11 +169,11 @@ def read_all(directory: str) -> tuple[list[Reading], Reading | None]:
         return [], None
     try:
         while True:
-            total = _read(descriptor, TOTAL)
+            total = read(descriptor, TOTAL)
             workers = _read_workers(descriptor)
             # What an arbiter was adding to the total meanwhile would be counted twice, or not at all.
-            if _read(descriptor, TOTAL) == total:
-                folded = None if total is None else total[_FOLDED]
+            if read(descriptor, TOTAL) == total:
+                folded = None if total is None else total.folded
                 return [reading for reading in workers if int(reading.owner_id or "0", 16) != folded], total
     except OSError:
         return [], None
@@ -179,7 +183,7 @@ def read_all(directory: str) -> tuple[list[Reading], Reading | None]:
 
 def _read_workers(directory: int) -> list[Reading]:
     owners = [name.removesuffix(SUFFIX) for name in os.listdir(directory) if name.endswith(SUFFIX)]
-    readings = [_read(directory, owner) for owner in owners if is_owner_id(owner)]
+    readings = [read(directory, owner) for owner in owners if is_owner_id(owner)]
     return sorted((reading for reading in readings if reading is not None), key=lambda reading: reading["started"])
 
 
@@ -189,56 +193,34 @@ def sums(workers: Sequence[Reading], total: Reading | None) -> dict[str, int]:
     return {name: sum(reading[name] for reading in readings) for name in _COUNTERS}
 
 
-def fold(directory: int, owner_id: str) -> Reading | None:
-    """Add the figures of a worker that has ended to the total, remove its file, and return what it held.
-
-    ``directory`` is an open descriptor of the socket directory. Only arbiters do this; two
-    of them (SIGUSR2) may do it at the same time.
-
-    Raises:
-        OSError: the total can't be written. The worker's file is left then.
-    """
-    reading = _read(directory, owner_id)
-    if reading is None:
-        return None
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(TOTAL + SUFFIX, flags, 0o600, dir_fd=directory)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        total = sums([reading], _unpack(None, os.pread(descriptor, _FILE.size + 1, 0)))
-        facts = (_FORMAT, int(owner_id, 16), *(0 for _ in _FACTS[2:]))
-        values = (*facts, *(value % 2**64 for value in total.values()))
-        os.pwrite(descriptor, _FILE.pack(*values), 0)
-        os.ftruncate(descriptor, _FILE.size)
-        # Made by root, read by workers of another user.
-        if os.geteuid() == 0:
-            status = os.fstat(directory)
-            os.fchown(descriptor, status.st_uid, status.st_gid)
-        os.unlink(owner_id + SUFFIX, dir_fd=directory)
-    finally:
-        os.close(descriptor)
-    return reading
-
-
-def _read(directory: int, stem: str) -> Reading | None:
+def read(directory: int, stem: str) -> Reading | None:
+    """Read one file of an open socket directory: an owner's, or ``TOTAL``; ``None`` where there is none to be read."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(stem + SUFFIX, flags, dir_fd=directory)
     except OSError:
         return None
     try:
-        return _unpack(None if stem == TOTAL else stem, os.read(descriptor, _FILE.size + 1))
+        return unpack(None if stem == TOTAL else stem, os.read(descriptor, _FILE.size + 1))
     except OSError:
         return None
     finally:
         os.close(descriptor)
 
 
-def _unpack(owner_id: str | None, data: bytes) -> Reading | None:
+def unpack(owner_id: str | None, data: bytes) -> Reading | None:
+    """Return what a file holds, or ``None`` where it is cut short or of another release."""
     if len(data) != _FILE.size:
         return None
     values = _FILE.unpack(data)
     return Reading(owner_id, values) if values[FORMAT] == _FORMAT else None
+
+
+def pack(secret: int, generation: int, folded: int, counters: Mapping[str, int]) -> bytes:
+    """Return what a file of a total holds: see ``gym_gunicorn.totals``."""
+    facts = {"format": _FORMAT, _FOLDED: folded, "secret": secret, "generation": generation}
+    values = {**facts, **{name: value % 2**64 for name, value in counters.items()}}
+    return _FILE.pack(*(values.get(name, 0) for name in _PLACES))
 
 
 def _new_map(path: str | None) -> mmap.mmap:

@@ -14,7 +14,8 @@ from gym_gunicorn.errors import Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
 from gym_gunicorn.forwarder import AiohttpForwarder, has_body
 from gym_gunicorn.frames import BODY, END
-from gym_gunicorn.link import Link, LinkPeer, NoLink
+from gym_gunicorn.link import Link, NoLink
+from gym_gunicorn.link_peer import LinkPeer
 from gym_gunicorn.peer import Peers
 from gym_gunicorn.sockets import socket_path
 from gym_gunicorn.websocket import websocket_exchange
@@ -90,11 +91,12 @@ class FramedForwarder:
 
     async def _exchange(self, peer: LinkPeer, link: Link, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic_ns()
+        kind = BODY
         caller = _Caller(link, receive, self.figures)
         try:
             try:
                 link.begin(scope, caller.begin(has_body(scope)))
-                _, head = await link.next()
+                _, head = await link.head()
                 reply, taken = wire.decode_reply(head.decode("ascii"))
             except (OSError, ValueError, wire.WireError) as error:
                 if caller.has_left:
@@ -102,7 +104,6 @@ class FramedForwarder:
                 raise await peer.verdict(error) from error
             self.figures.added(max(0, time.monotonic_ns() - began - taken))
             await send(reply)
-            kind = BODY
             while kind == BODY:
                 try:
                     kind, piece = await link.next()
@@ -113,11 +114,11 @@ class FramedForwarder:
                         peer.owner_id, f"the exchange broke after the reply began ({describe(error)})"
                     ) from error
                 self.figures.values[RECEIVED_BYTES] += len(piece)
-                caller.answered = kind == END
+                caller.answered = kind != BODY
                 await send({"type": "http.response.body", "body": piece, "more_body": kind == BODY})
         finally:
             caller.end()
-            if caller.answered and caller.body_complete:
+            if caller.answered and caller.body_complete and kind == END:
                 peer.give_back(link)
             else:
                 peer.drop(link)

@@ -23,12 +23,13 @@ BODILESS, REQUEST, EXPECTING = 1, 2, 3
 # From the owner: it asks for the body; the head of the app's reply, or of one that its server
 # gives by itself.
 ASK, REPLY, OWN_REPLY = 4, 5, 8
-# From both: a piece of a body, and the last one, which may be empty.
-BODY, END = 6, 7
+# From both: a piece of a body, and the last one, which may be empty. From an owner that stops:
+# the last one, after which it closes the link.
+BODY, END, LAST = 6, 7, 9
 
 _HEADER = struct.Struct("!IB")
 _HEADS = frozenset((BODILESS, REQUEST, EXPECTING, ASK, REPLY, OWN_REPLY))
-_BODIES = frozenset((BODY, END))
+_BODIES = frozenset((BODY, END, LAST))
 
 # What one frame may hold before it is whole. Bodies are passed on as they come.
 MAX_HEAD = 2**24

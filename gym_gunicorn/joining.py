@@ -56,8 +56,9 @@ def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, setti
 def _compare_secrets(worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:
     if worker.figures is None:
         return
-    siblings, _ = read_all(directory.path)
-    error, note = secret_trouble(worker.figures.reading(owner_id), siblings)
+    siblings, total = read_all(directory.path)
+    others = siblings if total is None else [*siblings, total]
+    error, note = secret_trouble(worker.figures.reading(owner_id), others)
     if error is not None:
         worker.log.error("%s", error)
     if note is not None and worker.announces:

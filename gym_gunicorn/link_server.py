@@ -23,6 +23,7 @@ from gym_gunicorn.frames import (
     END,
     EXPECTING,
     HIGH_WATER,
+    LAST,
     OWN_REPLY,
     PREFACE,
     REPLY,
@@ -30,6 +31,7 @@ from gym_gunicorn.frames import (
     FramedConnection,
     FrameError,
 )
+from gym_gunicorn.stopping import AnswerCancelled
 
 log = logging.getLogger("uvicorn.error")
 
@@ -89,11 +91,11 @@ class LinkServer(FramedConnection):
     """
 
     def __init__(
-        self, app: ASGIApp, state: ServerState, app_state: dict[str, Any], failure: Message, isolated: bool
+        self, app: AnswerCancelled, state: ServerState, app_state: dict[str, Any], failure: Message, isolated: bool
     ) -> None:
         super().__init__()
         self.failure = failure
-        self._app = app
+        self.app = app
         self._state = state
         self._app_state = app_state
         self._isolated = isolated
@@ -130,7 +132,7 @@ class LinkServer(FramedConnection):
         self._exchange = exchange
         self._state.total_requests += 1
         context = contextvars.Context() if self._isolated else None
-        task = asyncio.get_running_loop().create_task(exchange.run(self._app), context=context)
+        task = asyncio.get_running_loop().create_task(exchange.run(self.app), context=context)
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
@@ -200,8 +202,11 @@ class _Exchange:
             if kind != "http.response.body":
                 raise RuntimeError(f"http.response.body must follow http.response.start, not {kind}")
             more = message.get("more_body", False)
-            self._link.write(BODY if more else END, message.get("body", b""))
+            last = LAST if self._link.app.stopping else END
+            self._link.write(BODY if more else last, message.get("body", b""))
             if not more:
+                if last == LAST:
+                    self._link.transport.close()
                 self._complete = True
                 self._news.set()
                 # What still comes of the body is thrown away.

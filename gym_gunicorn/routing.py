@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.util
 import os
@@ -19,14 +20,16 @@ from gym_gunicorn.arbiter import (
     log_of,
     look_after,
     restore_directory,
+    show_title,
     state_of,
+    tell_statsd,
 )
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
-from gym_gunicorn.figures import fold
 from gym_gunicorn.hooks import HOOKS
 from gym_gunicorn.joining import join
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.settings import Routing, SettingError, Settings, Way
+from gym_gunicorn.totals import fold
 from gym_gunicorn.worker import RoutingWorker
 
 # How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
@@ -125,7 +128,6 @@ class SessionRouting:
                     directory.leave()
                     raise DirectoryError(f"{directory.path} is another user's, and this server changes the user")
                 self._hold(server, directory)
-                state_of(server).reported = None
             except DirectoryError as error:
                 log_of(server).warning("Session routing: %s; the sessions of the old workers are gone.", error)
         self._prepare(server)
@@ -180,11 +182,14 @@ class SessionRouting:
         if self._is_routed(server):
             worker.owner_id = new_owner_id()
             worker.directory = state.directory
+            show_title(server)
         worker.prepared = True
 
     @_contained
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
+            with contextlib.suppress(DirectoryError):
+                restore_directory(worker.directory, log_of(server))
             left = worker.directory.remove_socket(worker.owner_id)
             try:
                 last = fold(worker.directory.descriptor, worker.owner_id)
@@ -216,6 +221,8 @@ class SessionRouting:
     def on_exit(self, server: Arbiter) -> None:
         directory = state_of(server).directory
         if directory is not None:
+            with contextlib.suppress(OSError):
+                tell_statsd(server)
             about.remove(directory.descriptor)
             alone = server.reexec_pid == 0 and server.master_pid == 0
             directory.leave(wait=1.0 if alone else 0.0, force=alone)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gunicorn.instrument.statsd import Statsd
 
-from gym_gunicorn.figures import Reading, sums
+from gym_gunicorn.figures import Reading
 
 # gunicorn counts requests itself, but not those of uvicorn's workers.
 _NAMES = {
@@ -22,23 +22,13 @@ _NAMES = {
 }
 
 
-def report(
-    log: Statsd, workers: Sequence[Reading], total: Reading | None, before: dict[str, int] | None
-) -> dict[str, int]:
-    """Send what has changed since the sums ``before``, and what there is now; return the sums.
-
-    Where ``before`` is ``None`` it is not known what was sent, and nothing has changed.
-    """
-    now = sums(workers, total)
-    if before is None:
-        before = now
-    grown = {name: count - before.get(name, 0) for name, count in now.items()}
+def report(log: Statsd, now: Mapping[str, int], before: Mapping[str, int], workers: Sequence[Reading]) -> None:
+    """Send by how much the sums ``now`` are more than those ``before``, and how the workers are."""
+    grown = {name: max(0, count - before.get(name, 0)) for name, count in now.items()}
     for name, metric in _NAMES.items():
-        if grown[name] > 0:
+        if grown[name]:
             log.increment(metric, grown[name])
-    handled = grown["local"] + grown["received"]
-    if handled > 0:
+    if handled := grown["local"] + grown["received"]:
         log.increment("gunicorn.requests", handled)
     log.gauge("gunicorn.requests.active", sum(worker["active"] for worker in workers))
     log.gauge("gunicorn.workers.lag_ms", max((worker["lag"] // 1_000_000 for worker in workers), default=0))
-    return now

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gym_gunicorn import http_peer, link, private_server
+from gym_gunicorn import http_peer, link_peer, private_server
 from gym_gunicorn.link_server import LinkServer
 from tests.difference.exchange import (
     BOTH_PROTOCOLS,
@@ -307,7 +307,7 @@ def test_handler_may_take_longer_than_any_time_limit(
     # The limits that the libraries have by default, made so short that all of them are over.
     short = aiohttp.ClientTimeout(total=0.05, connect=0.05, sock_connect=0.05, sock_read=0.05)
     monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", short)
-    for module in (http_peer, link, private_server):
+    for module in (http_peer, link_peer, private_server):
         monkeypatch.setattr(module, "KEEP_ALIVE", 0.05)
 
     async def handler(scope: Scope, receive: Receive, send: Send) -> None:

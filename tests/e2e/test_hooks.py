@@ -149,11 +149,11 @@ import os
 from gym_gunicorn import SessionRouting
 
 class Unbindable(SessionRouting):
-    def _route(self, worker, owner_id, directory):
+    def post_worker_init(self, worker):
         # What stands at the path of the socket is not ours to remove.
         if os.path.exists("{parent}/taken"):
-            os.mkdir(directory.socket_path(owner_id))
-        super()._route(worker, owner_id, directory)
+            os.mkdir(worker.directory.socket_path(worker.owner_id))
+        super().post_worker_init(worker)
 
 worker_class = "gym_gunicorn.RoutingWorker"
 routing = Unbindable(directory="{parent}")

@@ -5,6 +5,7 @@ Nothing here is the package's: not its parser, not its idea of an owner ID.
 
 from __future__ import annotations
 
+import copy
 import json
 from base64 import b64decode
 from typing import Any
@@ -43,7 +44,7 @@ def owner_of_cookie(fields: Fields, signer: TimestampSigner, name: str, max_age:
         raise AssertionError("the app answers nothing")
 
     middleware = SessionMiddleware(app, "replaced below", session_cookie=name, max_age=max_age)
-    middleware.signer = signer
+    middleware.signer = _looking_when_it_was_signed(signer, cookies[name])
     try:
         # No step of it waits for anything, so no event loop is needed.
         middleware({"type": "http", "headers": fields}, receive, send).__await__().send(None)
@@ -58,6 +59,18 @@ def owner_of_cookie(fields: Fields, signer: TimestampSigner, name: str, max_age:
     if not isinstance(json.loads(b64decode(signer.unsign(cookies[name].encode()))), dict):
         return None
     return session[key] if has_form_of_an_owner_id(session[key]) else None
+
+
+def _looking_when_it_was_signed(signer: TimestampSigner, cookie: str) -> TimestampSigner:
+    """Return the signer with a clock that is not behind the cookie's: one of the future is its owner's to judge."""
+    try:
+        _, signed = signer.unsign(cookie.encode(), return_timestamp=True)
+    except (BadData, ValueError, OverflowError, OSError):
+        return signer
+    looking = copy.copy(signer)
+    now = max(signer.get_timestamp(), int(signed.timestamp()))
+    setattr(looking, "get_timestamp", lambda: now)  # noqa: B010  # mypy would refuse the plain assignment
+    return looking
 
 
 def owner_of_token(

@@ -21,8 +21,9 @@ from gym_gunicorn.cli.servers import Server, Where, find
 from gym_gunicorn.cli.status import as_json
 from gym_gunicorn.cli.table import console, table
 from gym_gunicorn.directory import SocketDirectory
-from gym_gunicorn.figures import BEAT, PID, SERVING, STAMPED, STATE, STOPPING, Figures, figures_path, fold
+from gym_gunicorn.figures import BEAT, PID, SERVING, STAMPED, STATE, STOPPING, Figures, figures_path
 from gym_gunicorn.owner import new_owner_id
+from gym_gunicorn.totals import fold
 from tests.gunicorn_server import until
 from tests.workers import socket_directory
 

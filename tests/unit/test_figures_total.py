@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gym_gunicorn import figures
-from gym_gunicorn.figures import Figures, figures_path, fold, read_all, sums
+from gym_gunicorn.figures import Figures, figures_path, read_all, sums
+from gym_gunicorn.totals import fold
 from tests.gunicorn_server import ROOT
 from tests.unit.test_figures import SPOILT, child, figures_of
 
@@ -22,7 +23,7 @@ ANOTHER = "00000000000b"
 
 FOLDER = """
 import os, sys
-from gym_gunicorn.figures import fold
+from gym_gunicorn.totals import fold
 
 descriptor = os.open(sys.argv[1], os.O_RDONLY)
 print("begins", flush=True)
@@ -77,12 +78,13 @@ def test_ended_worker_is_in_the_total_and_its_file_is_gone(directory: str, descr
     assert len(made) == 2
 
 
-def test_total_has_counters_alone(directory: str, descriptor: int) -> None:
+def test_total_has_counters_and_the_secret_of_the_last_that_ended(directory: str, descriptor: int) -> None:
     made = figures_of(directory, OWNER, active=3, connections=2, lag=9, secret=7, generation=5, local=1)
     fold(descriptor, OWNER)
     _, total = read_all(directory)
     assert total is not None
-    for name in ("active", "connections", "lag", "secret", "generation", "beat", "started", "state"):
+    assert (total["secret"], total["generation"]) == (7, 5)
+    for name in ("active", "connections", "lag", "beat", "started", "state"):
         assert total[name] == 0, name
     del made
 
@@ -147,7 +149,7 @@ def test_worker_that_was_added_but_not_removed_is_not_counted_twice(directory: s
 
 def test_worker_without_figures_adds_nothing(directory: str, descriptor: int) -> None:
     assert fold(descriptor, OWNER) is None
-    assert os.listdir(directory) == []
+    assert set(sums(*read_all(directory)).values()) == {0}
 
 
 @pytest.mark.parametrize("spoil", SPOILT)

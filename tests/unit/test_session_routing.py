@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import socket
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from gym_gunicorn import session_owner
+from gym_gunicorn.frames import BODY, PREFACE, REPLY, REQUEST, frame, greeting
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.settings import Settings
 from tests.sessions import owner_in
@@ -400,12 +402,50 @@ def test_exchange_that_breaks_gets_502_and_no_cookie_gets_into_the_log(
             writer.write(garbage)
         writer.close()
 
+    no_secret_is_logged(answer, Settings(forwarder="aiohttp"), caplog)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xff" * 100, id="no frame"),
+        pytest.param(frame(BODY, b"x"), id="a body before the reply"),
+        pytest.param(frame(REQUEST, b"x"), id="a request"),
+        pytest.param(frame(REPLY, b"x"), id="no head"),
+        pytest.param(frame(REPLY, b"[]"), id="another head"),
+        pytest.param(frame(REPLY, "\xe9".encode()), id="a head that is not ASCII"),
+        pytest.param(b"\x00\x00\x10\x00\x05[", id="half a head"),
+    ],
+)
+def test_link_that_breaks_gets_502_and_no_cookie_gets_into_the_log(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readexactly(len(PREFACE))
+            path: str = writer.get_extra_info("sockname")
+            writer.write(greeting(os.path.basename(path).removesuffix(".sock")))
+            await reader.readexactly(10)
+            writer.write(garbage)
+        writer.close()
+
+    no_secret_is_logged(answer, Settings(forwarder="framed"), caplog)
+
+
+def no_secret_is_logged(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Have a request forwarded to an owner that answers so, and look for its cookie in the log."""
+
     async def scenario() -> str:
         with socket_directory() as directory:
             owner = new_owner_id()
             cookie = signed({"session_id": "x", "gym_worker": owner})
             server = await asyncio.start_unix_server(answer, os.path.join(directory, f"{owner}.sock"))
-            async with server, running(make_app(), directory) as worker:
+            async with server, running(make_app(), directory, settings=settings) as worker:
                 assert (await get(worker, "/read", cookie)).status == 502
             return cookie
 
