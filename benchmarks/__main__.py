@@ -15,6 +15,7 @@ from types import FrameType
 
 from benchmarks import growth_report, report
 from benchmarks.comparison import compare, picture
+from benchmarks.evenness import measure
 from benchmarks.growth import grow
 from benchmarks.servers import NotStarted
 from benchmarks.setups import again, setups
@@ -37,6 +38,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", default="", help="the folder for report, plot and figures (default: docs)")
     parser.add_argument("--quick", action="store_true", help="3 rounds of 0.15 s: whether all works, not how fast")
     parser.add_argument("--growth", action="store_true", help="how cost grows with workers, sessions, connections")
+    parser.add_argument("--placement", action="store_true", help="how evenly new sessions fall on the workers")
     parser.add_argument("--sessions", type=int, default=1_000_000, help="with --growth: how many come and go")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
@@ -71,6 +73,9 @@ def main() -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            if chosen.placement:
+                measure(max(1, chosen.rounds // 2), chosen.out)
+                return 0
             return _grow(chosen, Path(folder)) if chosen.growth else _compare(chosen, Path(folder))
     except NotStarted as error:
         print(f"\n{error}", file=sys.stderr)

@@ -50,6 +50,10 @@ class Server:
         return self.setup.name
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
     def workers(self) -> list[int]:
         return [pid for pid, role in self.roles.items() if role == "worker"]
 

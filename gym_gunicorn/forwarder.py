@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import CancelOnDisconnect, expects_continue
-from gym_gunicorn.errors import Truncated, describe
+from gym_gunicorn.errors import ForwardError, Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
 from gym_gunicorn.http_peer import HttpPeer, reply_head
 from gym_gunicorn.peer import Peers
@@ -42,6 +42,13 @@ class Forwarder(Protocol):
 
     async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a WebSocket handled by the worker ``owner_id``. Raises as ``http`` does."""
+        ...
+
+    async def reach(self, owner_id: str) -> bool:
+        """Tell whether the worker ``owner_id`` can be had at once for one more HTTP exchange.
+
+        Nothing is sent. The next call of ``http`` may come without waiting in between.
+        """
         ...
 
     async def close(self) -> None:
@@ -81,6 +88,12 @@ class AiohttpForwarder:
         peer = self._peers.get(owner_id)
         with peer.exchange():
             await websocket_exchange(peer, scope, receive, send)
+
+    async def reach(self, owner_id: str) -> bool:
+        try:
+            return self._peers.get(owner_id).has_room()
+        except ForwardError:
+            return False
 
     async def close(self) -> None:
         await self._peers.close()

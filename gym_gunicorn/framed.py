@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import CancelOnDisconnect
-from gym_gunicorn.errors import Truncated, describe
+from gym_gunicorn.errors import ForwardError, Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
 from gym_gunicorn.forwarder import AiohttpForwarder, has_body
 from gym_gunicorn.frames import BODY, END
@@ -23,6 +23,9 @@ from gym_gunicorn.websocket import websocket_exchange
 # Seconds after which it is watched whether the caller of a request without a body is still
 # there. Most replies come sooner, and a task for each would cost more than the rest of the way.
 PATIENCE = 0.02
+
+# Seconds in which a worker has to take a connection for a request that may go elsewhere.
+REACH = 0.25
 
 
 class FramedForwarder:
@@ -70,6 +73,21 @@ class FramedForwarder:
             except NoLink:
                 self._without_links.add(owner_id)
         await self._http.websocket(owner_id, scope, receive, send)
+
+    async def reach(self, owner_id: str) -> bool:
+        if owner_id in self._without_links:
+            return await self._http.reach(owner_id)
+        try:
+            peer = self._peers.get(owner_id)
+            if peer.has_room() and not peer.has_idle():
+                async with asyncio.timeout(REACH):
+                    peer.give_back(await peer.connect())
+        except NoLink:
+            self._without_links.add(owner_id)
+            return await self._http.reach(owner_id)
+        except (ForwardError, TimeoutError):
+            return False
+        return peer.has_room()
 
     async def close(self) -> None:
         await self._peers.close()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
 from gunicorn.config import Config
+
+_P = ParamSpec("_P")
+_S = TypeVar("_S")
 
 HOOKS = (
     "on_starting",
@@ -40,3 +47,16 @@ def check_hooks(cfg: Config) -> None:
             "`from gym_gunicorn.conf import *`, or set each to the method of SessionRouting of that name, or call it "
             "from your own hook."
         )
+
+
+def contained(hook: Callable[Concatenate[_S, Any, _P], None]) -> Callable[..., None]:
+    """Have a hook, a method, log what it raises, for gunicorn would go down with it."""
+
+    @functools.wraps(hook)
+    def logging_hook(self: _S, source: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            hook(self, source, *args, **kwargs)
+        except Exception:
+            source.log.exception("gym-gunicorn: the hook %s failed", hook.__name__)
+
+    return logging_hook

@@ -29,6 +29,12 @@ class LinkPeer(Peer):
         self._used: set[Link] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
+    def has_idle(self) -> bool:
+        """Tell whether ``idle`` would return a link."""
+        while self._idle and self._idle[-1].lost:
+            self._idle.pop()
+        return bool(self._idle)
+
     def idle(self) -> Link | None:
         """Return a link that is there and that nobody uses."""
         while self._idle:

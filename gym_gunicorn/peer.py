@@ -45,6 +45,10 @@ class Peer:
             asyncio.get_running_loop().add_reader(self._pidfd, self._stop_watching)
         self._retired = False
 
+    def has_room(self) -> bool:
+        """Tell whether the owner lives and one more exchange may begin."""
+        return self.in_flight < self._max_forwards and not self.ended.is_set()
+
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """Count one exchange in flight.

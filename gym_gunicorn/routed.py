@@ -19,6 +19,7 @@ from gym_gunicorn.fingerprint import fingerprint
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
 from gym_gunicorn.framed import FramedForwarder
 from gym_gunicorn.operators import Answer, OperatorPaths, health, metrics
+from gym_gunicorn.placement import Placement, Policy, balanced
 from gym_gunicorn.private import PrivateApp
 from gym_gunicorn.private_server import PrivateServer
 from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
@@ -33,6 +34,7 @@ _Placed = tuple[SessionMiddleware, Callable[[Scope], bool] | None]
 
 
 _WAYS: dict[Way, Callable[[str, int, Figures], Forwarder]] = {"framed": FramedForwarder, "aiohttp": AiohttpForwarder}
+_POLICIES: dict[str, Policy | None] = {"local": None, "balanced": balanced}
 
 
 @dataclass
@@ -122,6 +124,7 @@ def route(
         for kind, problem in problems.items():
             answered[kind] = _below(tokens.token_path, problem.as_json_rpc(), problem)
     forwarder = _WAYS[settings.forwarder](directory, settings.max_forwards, figures)
+    policy = settings.placement if callable(settings.placement) else _POLICIES[settings.placement]
     router = SessionRouter(
         app,
         owner_id=owner_id,
@@ -131,6 +134,8 @@ def route(
         local_paths=settings.local_paths,
         problems={kind: around(answer) for kind, answer in answered.items()},
         figures=figures,
+        placement=None if policy is None else Placement(owner_id, directory, figures, policy),
+        placement_paths=settings.placement_paths,
     )
     stopping = around(SERVER_STOPPING)
     private_app = PrivateApp(app, figures, owner_id)

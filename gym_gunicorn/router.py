@@ -13,6 +13,7 @@ from gym_gunicorn.carriers import Carrier
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, Truncated
 from gym_gunicorn.figures import ACTIVE, BROKEN, BUSY, FORWARDED, GONE, LOCAL, TRUNCATED, WEBSOCKETS, Figures
 from gym_gunicorn.forwarder import Forwarder
+from gym_gunicorn.placement import Placement
 from gym_gunicorn.problems import EXCHANGE_BROKEN, OWNER_BUSY, SESSION_GONE, Problem
 
 PROBLEMS: Mapping[type[ForwardError], Problem] = {
@@ -68,6 +69,8 @@ class SessionRouter:
         local_paths: prefixes of paths that are never forwarded.
         problems: what answers where an owner can't, for each kind of error.
         figures: where it counts.
+        placement: chooses who takes a request that names no owner; without it, who received it.
+        placement_paths: prefixes of the paths that are placed; without any, all are.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class SessionRouter:
         local_paths: Sequence[str] = (),
         problems: Mapping[type[ForwardError], ASGIApp] = PROBLEMS,
         figures: Figures | None = None,
+        placement: Placement | None = None,
+        placement_paths: Sequence[str] = (),
     ) -> None:
         self.app = app
         self.owner_id = owner_id
@@ -90,12 +95,18 @@ class SessionRouter:
         self._losses = _LossLog(log)
         self.problems = problems
         self.figures = figures or Figures()
+        self.placement = placement
+        self.placement_paths = tuple(placement_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         owner_id = owner_of(scope, self.carriers, self.local_paths)
+        placed = False
+        if owner_id is None and self.placement is not None:
+            owner_id = await self._place(scope, self.placement)
+            placed = owner_id is not None
         if owner_id is None or owner_id == self.owner_id:
             await self._here(scope, receive, send)
             return
@@ -108,7 +119,18 @@ class SessionRouter:
             self._lost(error)
         except ForwardError as error:
             self._lost(error)
-            await self.problems[type(error)](scope, receive, send)
+            # A request that belonged to nobody has lost no session, and may have been run.
+            kind = Broken if placed and isinstance(error, Gone) else type(error)
+            await self.problems[kind](scope, receive, send)
+
+    async def _place(self, scope: Scope, placement: Placement) -> str | None:
+        """Return the owner ID of another worker that is to take a request of nobody's, and can."""
+        if scope["type"] != "http" or any(is_below(prefix, scope) for prefix in self.local_paths):
+            return None
+        if self.placement_paths and not any(is_below(prefix, scope) for prefix in self.placement_paths):
+            return None
+        chosen = placement.choose()
+        return chosen if chosen is not None and await self.forwarder.reach(chosen) else None
 
     async def _here(self, scope: Scope, receive: Receive, send: Send) -> None:
         values = self.figures.values

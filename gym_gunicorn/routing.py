@@ -7,8 +7,7 @@ import contextlib
 import functools
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Sequence
 
 from gunicorn.arbiter import Arbiter
 
@@ -25,30 +24,16 @@ from gym_gunicorn.arbiter import (
     tell_statsd,
 )
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
-from gym_gunicorn.hooks import HOOKS
+from gym_gunicorn.hooks import HOOKS, contained
 from gym_gunicorn.joining import join
 from gym_gunicorn.owner import new_owner_id
-from gym_gunicorn.settings import Routing, SettingError, Settings, Way
+from gym_gunicorn.placement import Policy
+from gym_gunicorn.settings import Placed, Routing, SettingError, Settings, Way
 from gym_gunicorn.totals import fold
 from gym_gunicorn.worker import RoutingWorker
 
 # How an arbiter tells the one that it starts (SIGUSR2) which directory they share.
 _INHERITED = "GYM_GUNICORN_DIRECTORY"
-
-_P = ParamSpec("_P")
-
-
-def _contained(hook: Callable[Concatenate[SessionRouting, Any, _P], None]) -> Callable[..., None]:
-    """Log what a hook raises, for gunicorn would go down with it."""
-
-    @functools.wraps(hook)
-    def contained(self: SessionRouting, source: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        try:
-            hook(self, source, *args, **kwargs)
-        except Exception:
-            source.log.exception("gym-gunicorn: the hook %s failed", hook.__name__)
-
-    return contained
 
 
 class SessionRouting:
@@ -81,6 +66,8 @@ class SessionRouting:
         token_path: str = Settings.token_path,
         local_paths: Sequence[str] = Settings.local_paths,
         expire_lost_cookie: bool = Settings.expire_lost_cookie,
+        placement: Placed | Policy = Settings.placement,
+        placement_paths: Sequence[str] = Settings.placement_paths,
         forwarder: Way = Settings.forwarder,
         max_forwards: int = Settings.max_forwards,
         health_path: str | None = Settings.health_path,
@@ -100,6 +87,8 @@ class SessionRouting:
             token_path=token_path,
             local_paths=local_paths,
             expire_lost_cookie=expire_lost_cookie,
+            placement=placement,
+            placement_paths=placement_paths,
             forwarder=forwarder,
             max_forwards=max_forwards,
             health_path=health_path,
@@ -135,7 +124,7 @@ class SessionRouting:
         keep_over_reloads(server)
         each_second(server, functools.partial(look_after, server))
 
-    @_contained
+    @contained
     def on_reload(self, server: Arbiter) -> None:
         state = state_of(server)
         state.routing = self
@@ -157,7 +146,7 @@ class SessionRouting:
             server.cfg.set("workers", 1)
             server.num_workers = 1
 
-    @_contained
+    @contained
     def nworkers_changed(self, server: Arbiter, new_value: int, old_value: int | None) -> None:
         started = old_value is not None and server.cfg.workers == 1
         if started and new_value > 1 and self.settings.routing != "off" and state_of(server).directory is None:
@@ -167,7 +156,7 @@ class SessionRouting:
             )
             server.num_workers = 1
 
-    @_contained
+    @contained
     def pre_fork(self, server: Arbiter, worker: RoutingWorker) -> None:
         state = state_of(server)
         try:
@@ -185,7 +174,7 @@ class SessionRouting:
             show_title(server)
         worker.prepared = True
 
-    @_contained
+    @contained
     def child_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.owner_id is not None and worker.directory is not None:
             with contextlib.suppress(DirectoryError):
@@ -205,7 +194,7 @@ class SessionRouting:
                     "unknown" if last is None else last["stamped"],
                 )
 
-    @_contained
+    @contained
     def pre_exec(self, server: Arbiter) -> None:
         directory = state_of(server).directory
         if directory is not None:
@@ -217,7 +206,7 @@ class SessionRouting:
                     "The new arbiter's workers will not hold the sessions of this server's worker, which name no owner."
                 )
 
-    @_contained
+    @contained
     def on_exit(self, server: Arbiter) -> None:
         directory = state_of(server).directory
         if directory is not None:
@@ -239,7 +228,7 @@ class SessionRouting:
             worker.log.exception("The private socket of worker %s can't be served", worker.owner_id)
             worker.leave_in_a_moment()
 
-    @_contained
+    @contained
     def worker_exit(self, server: Arbiter, worker: RoutingWorker) -> None:
         if worker.pid != os.getpid():
             # gunicorn's arbiter calls this for a worker that it did not find.

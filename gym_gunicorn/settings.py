@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from gym_gunicorn.placement import Policy
+
 Routing = Literal["auto", "always", "off"]
 Way = Literal["framed", "aiohttp"]
+Placed = Literal["local", "balanced"]
 
 
 def _setting(default: Any, meaning: str) -> Any:
@@ -64,6 +67,17 @@ class Settings:
         "Whether a 410 also expires the session cookie, so that a browser starts over at its next request. "
         "Off, since a program that goes on after a 410 would start over without a word.",
     )
+    placement: Placed | Policy = _setting(
+        "local",
+        'Who takes a request that names no owner, and with it the session that it makes: "local", the worker that it '
+        'reached; "balanced", one that has more room; or a function of your own '
+        "(`gym_gunicorn.placement.Policy`).",
+    )
+    placement_paths: Sequence[str] = _setting(
+        (),
+        "Prefixes of the paths that make sessions, such as `/seed_session`: only requests there are placed. None: all "
+        "that name no owner are.",
+    )
     forwarder: Way = _setting(
         "framed",
         'How requests travel between workers: "framed", in frames over pooled connections; "aiohttp", as plain HTTP. '
@@ -87,6 +101,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.routing not in get_args(Routing):
             raise _error("routing", self.routing, 'one of "auto", "always" and "off"')
+        if not callable(self.placement) and self.placement not in get_args(Placed):
+            raise _error("placement", self.placement, 'one of "local" and "balanced", or a function')
         if self.forwarder not in get_args(Way):
             raise _error("forwarder", self.forwarder, 'one of "framed" and "aiohttp"')
         for name in ("session_id_key", "token_header"):
@@ -109,13 +125,14 @@ class Settings:
             raise _error("expire_lost_cookie", self.expire_lost_cookie, "True or False")
         if not isinstance(self.token_path, str) or not self.token_path.startswith("/"):
             raise _error("token_path", self.token_path, 'a string that begins with "/"')
-        paths = self.local_paths
-        if (
-            isinstance(paths, str)
-            or not isinstance(paths, Sequence)
-            or not all(isinstance(path, str) and path.startswith("/") for path in paths)
-        ):
-            raise _error("local_paths", paths, 'a list of strings that begin with "/"')
+        for name in ("local_paths", "placement_paths"):
+            paths = getattr(self, name)
+            if (
+                isinstance(paths, str)
+                or not isinstance(paths, Sequence)
+                or not all(isinstance(path, str) and path.startswith("/") for path in paths)
+            ):
+                raise _error(name, paths, 'a list of strings that begin with "/"')
 
 
 def documented() -> list[tuple[str, str, str]]:

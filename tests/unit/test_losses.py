@@ -39,6 +39,9 @@ class Lost:
     async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         raise self.error(owner_id, "in the test")
 
+    async def reach(self, owner_id: str) -> bool:
+        raise AssertionError("nothing is placed")
+
     async def close(self) -> None:
         """Nothing is open."""
 
