@@ -17,6 +17,7 @@ from gym_gunicorn import about
 from gym_gunicorn.directory import DirectoryError, SocketDirectory
 from gym_gunicorn.figures import Reading, read_all, sums
 from gym_gunicorn.hooks import ConfigurationError, check_hooks, missing_hooks
+from gym_gunicorn.settings import Settings
 from gym_gunicorn.statsd import report
 from gym_gunicorn.titles import master_title, show
 from gym_gunicorn.totals import keep, tell
@@ -144,11 +145,17 @@ def _say_what_this_is(server: Arbiter, state: State, directory: SocketDirectory)
         "addresses": [str(listener) for listener in server.LISTENERS],
         "workers": server.num_workers,
         "reloads": state.reloads,
+        "placement": None if state.routing is None else placement_name(state.routing.settings),
         "version": VERSION,
     }
     if facts != state.about:
         about.write(directory.descriptor, facts)
         state.about = facts
+
+
+def placement_name(settings: Settings) -> str:
+    """Return "local", "balanced", or "own" for a policy of the user's."""
+    return "own" if callable(settings.placement) else settings.placement
 
 
 def restore_directory(directory: SocketDirectory, log: Logger) -> bool:

@@ -79,14 +79,14 @@ class AiohttpForwarder:
     async def http(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             peer = self._peers.get(owner_id)
-            with peer.exchange():
+            with peer.exchange:
                 await CancelOnDisconnect(partial(self._exchange, peer))(scope, receive, send)
         finally:
             self.finished += 1
 
     async def websocket(self, owner_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         peer = self._peers.get(owner_id)
-        with peer.exchange():
+        with peer.exchange:
             await websocket_exchange(peer, scope, receive, send)
 
     async def reach(self, owner_id: str) -> bool:

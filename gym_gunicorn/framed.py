@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gym_gunicorn import wire
 from gym_gunicorn.disconnect import CancelOnDisconnect
+from gym_gunicorn.eager import start
 from gym_gunicorn.errors import ForwardError, Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
 from gym_gunicorn.forwarder import AiohttpForwarder, has_body
@@ -53,7 +54,7 @@ class FramedForwarder:
             return
         try:
             peer = self._peers.get(owner_id)
-            with peer.exchange():
+            with peer.exchange:
                 link = peer.idle()
                 if link is not None:
                     await self._exchange(peer, link, scope, receive, send)
@@ -67,7 +68,7 @@ class FramedForwarder:
         if owner_id not in self._without_links:
             try:
                 peer = self._peers.get(owner_id)
-                with peer.exchange():
+                with peer.exchange:
                     await websocket_exchange(peer, scope, receive, send)
                 return
             except NoLink:
@@ -113,7 +114,9 @@ class FramedForwarder:
         caller = _Caller(link, receive, self.figures)
         try:
             try:
-                link.begin(scope, caller.begin(has_body(scope)))
+                body = has_body(scope)
+                link.begin(scope, body)
+                caller.begin(body)
                 _, head = await link.head()
                 reply, taken = wire.decode_reply(head.decode("ascii"))
             except (OSError, ValueError, wire.WireError) as error:
@@ -152,17 +155,16 @@ class _Caller:
         self._link = link
         self._receive = receive
         self._figures = figures
+        self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, has_body: bool) -> bool:
-        """Begin to send the body, where there is one, or else to watch in a moment; return ``has_body``."""
-        self.body_complete = not has_body
+    def begin(self, has_body: bool) -> None:
+        """Begin to send the body, where there is one, or else to watch in a moment."""
         if has_body:
-            self._task = asyncio.create_task(self._feed())
+            self._task = start(self._feed(), self._loop)
         else:
-            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._watch)
-        return has_body
+            self._complete()
 
     def end(self) -> None:
         """Neither send nor watch any more."""
@@ -171,12 +173,17 @@ class _Caller:
         if self._task is not None:
             self._task.cancel()
 
+    def _complete(self) -> None:
+        self.body_complete = True
+        self._timer = self._loop.call_later(PATIENCE, self._watch)
+
     def _watch(self) -> None:
-        self._task = asyncio.create_task(self._wait())
+        self._task = self._loop.create_task(self._wait())
 
     async def _feed(self) -> None:
         link = self._link
-        await link.asked.wait()
+        if not link.asked.is_set():
+            await link.asked.wait()
         while not self.body_complete:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -186,10 +193,11 @@ class _Caller:
             more = message.get("more_body", False)
             body = message.get("body", b"")
             self._figures.values[SENT_BYTES] += len(body)
-            await link.drain()
+            if link.is_full():
+                await link.drain()
             link.write(BODY if more else END, body)
-            self.body_complete = not more
-        await self._wait()
+            if not more:
+                self._complete()
 
     async def _wait(self) -> None:
         while not self.answered:

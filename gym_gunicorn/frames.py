@@ -117,6 +117,9 @@ class FramedConnection(asyncio.Protocol):
         self._parser = FrameParser()
         self._reading = True
         self._writable: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._held = b""
+        self._flush: asyncio.Handle | None = None
 
     def took(self, kind: int, payload: bytes) -> None:
         """Take a frame.
@@ -132,12 +135,35 @@ class FramedConnection(asyncio.Protocol):
 
     def write(self, kind: int, payload: bytes) -> None:
         """Send a frame; ``drain`` before the next one of a body."""
-        header = _HEADER.pack(len(payload), kind)
+        header = self._held + _HEADER.pack(len(payload), kind)
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush, self._held = None, b""
         if len(payload) < HIGH_WATER:
             self.transport.write(header + payload)
         else:
             self.transport.write(header)
             self.transport.write(payload)
+
+    def hold(self, kind: int, payload: bytes) -> None:
+        """Send a frame with the next one, or alone if none follows at once.
+
+        A head and a small body are one system call so, and one wake-up at the other end.
+        """
+        self._held = _HEADER.pack(len(payload), kind) + payload
+        self._flush = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what is held."""
+        if self._flush is not None:
+            self._flush.cancel()
+            held, self._flush, self._held = self._held, None, b""
+            if not self.lost:
+                self.transport.write(held)
+
+    def is_full(self) -> bool:
+        """Tell whether ``drain`` would wait."""
+        return self._writable is not None and not self.lost
 
     async def drain(self) -> None:
         """Wait until what was written has room; return at once where the connection is lost."""
@@ -169,7 +195,7 @@ class FramedConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._writable is None:
-            self._writable = asyncio.get_running_loop().create_future()
+            self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
         if self._writable is not None:

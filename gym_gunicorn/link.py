@@ -54,7 +54,7 @@ class Link(FramedConnection):
         self.asked = asyncio.Event()
         self._figures = figures
         self._greeting: bytes | None = b""
-        self._greeted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._greeted: asyncio.Future[bool] = self._loop.create_future()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._waiting = 0
         self._reader: asyncio.Future[None] | None = None
@@ -89,7 +89,7 @@ class Link(FramedConnection):
             self.write(EXPECTING, head)
         else:
             self.asked.set()
-            self.write(REQUEST, head)
+            self.hold(REQUEST, head)
 
     async def head(self) -> tuple[int, bytes]:
         """Return the first frame of the reply: ``REPLY`` or ``OWN_REPLY``.
@@ -111,7 +111,7 @@ class Link(FramedConnection):
         while not self._frames:
             if self.lost:
                 raise _lost("closed before the reply was complete", self._cause)
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = self._loop.create_future()
             try:
                 await self._reader
             finally:

@@ -132,7 +132,7 @@ class LinkServer(FramedConnection):
         self._exchange = exchange
         self._state.total_requests += 1
         context = contextvars.Context() if self._isolated else None
-        task = asyncio.get_running_loop().create_task(exchange.run(self.app), context=context)
+        task = self._loop.create_task(exchange.run(self.app), context=context)
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
@@ -197,7 +197,7 @@ class _Exchange:
                 raise RuntimeError(f"http.response.start must come first, not {kind}")
             self._started = True
             self._to_ask = False
-            self._link.write(*_reply(message))
+            self._link.hold(*_reply(message))
         elif not self._complete:
             if kind != "http.response.body":
                 raise RuntimeError(f"http.response.body must follow http.response.start, not {kind}")
@@ -227,6 +227,7 @@ class _Exchange:
         if self._complete:
             return
         if self._started:
+            self._link.flush()
             self._link.transport.close()
         else:
             await self.send(self._link.failure)

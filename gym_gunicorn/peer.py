@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, describe
@@ -39,36 +38,16 @@ class Peer:
         self.path = path
         self.ended = asyncio.Event()
         self.in_flight = 0
-        self._max_forwards = max_forwards
+        self.exchange = _InFlight(self)
+        self.max_forwards = max_forwards
         self._pidfd = listener_process(owner_id, path)
         if self._pidfd is not None:
             asyncio.get_running_loop().add_reader(self._pidfd, self._stop_watching)
-        self._retired = False
+        self.retired = False
 
     def has_room(self) -> bool:
         """Tell whether the owner lives and one more exchange may begin."""
-        return self.in_flight < self._max_forwards and not self.ended.is_set()
-
-    @contextmanager
-    def exchange(self) -> Iterator[None]:
-        """Count one exchange in flight.
-
-        Raises:
-            Busy: ``max_forwards`` exchanges are in flight.
-        """
-        if self.in_flight >= self._max_forwards:
-            raise Busy(self.owner_id, f"{self.in_flight} forwards to it are in flight")
-        self.in_flight += 1
-        try:
-            yield
-        except Gone:
-            # Where no pidfd tells of the death, this is the only news of it.
-            self._retired = self._pidfd is None
-            raise
-        finally:
-            self.in_flight -= 1
-            if self._retired and not self.in_flight:
-                self.ended.set()
+        return self.in_flight < self.max_forwards and not self.ended.is_set()
 
     async def verdict(self, error: Exception) -> ForwardError:
         """Say what it means for the session that an exchange failed before the reply began."""
@@ -84,6 +63,10 @@ class Peer:
             return Broken(self.owner_id, f"the exchange broke before the reply ({describe(error)})")
         return Gone(self.owner_id, "its process died before it replied")
 
+    def is_unwatched(self) -> bool:
+        """Tell whether nothing but a failed exchange will tell of the owner's death."""
+        return self._pidfd is None
+
     async def close(self) -> None:
         """Close all connections, whoever uses them."""
         self._stop_watching()
@@ -94,6 +77,32 @@ class Peer:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+
+
+class _InFlight:
+    """Counts one exchange in flight, as a context manager.
+
+    Raises:
+        Busy: as many are in flight as may be.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        peer = self._peer
+        if peer.in_flight >= peer.max_forwards:
+            raise Busy(peer.owner_id, f"{peer.in_flight} forwards to it are in flight")
+        peer.in_flight += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
+        peer = self._peer
+        peer.in_flight -= 1
+        if isinstance(error, Gone):
+            # Where no pidfd tells of the death, this is the only news of it.
+            peer.retired = peer.is_unwatched()
+        if peer.retired and not peer.in_flight:
+            peer.ended.set()
 
 
 P = TypeVar("P", bound=Peer)

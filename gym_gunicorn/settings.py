@@ -13,8 +13,8 @@ Way = Literal["framed", "aiohttp"]
 Placed = Literal["local", "balanced"]
 
 
-def _setting(default: Any, meaning: str) -> Any:
-    return field(default=default, metadata={"meaning": meaning})
+def _setting(default: Any, meaning: str, shown: bool = True) -> Any:
+    return field(default=default, repr=shown, metadata={"meaning": meaning})
 
 
 class SettingError(ValueError):
@@ -39,6 +39,7 @@ class Settings:
         None,
         "The secret that session cookies are signed with. Only for an app that can't be looked into; "
         "otherwise it is taken from the app's `SessionMiddleware`, as are the next two.",
+        shown=False,
     )
     session_cookie: str = _setting("session", "The name of the session cookie. Used only with `secret_key`.")
     max_age: int | None = _setting(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
+import time
 from collections.abc import Iterator, Mapping
 
 from gym_gunicorn.figures import SUFFIX, TOTAL, Reading, pack, read, sums, unpack
@@ -16,6 +18,9 @@ from gym_gunicorn.figures import SUFFIX, TOTAL, Reading, pack, read, sums, unpac
 _ENOUGH = 2**16
 
 TOLD = "told"
+
+# Seconds to wait for another arbiter, which needs microseconds; nobody else can hold an arbiter up.
+_PATIENCE = 0.5
 
 
 def fold(directory: int, owner_id: str) -> Reading | None:
@@ -35,6 +40,9 @@ def fold(directory: int, owner_id: str) -> Reading | None:
                 os.unlink(f"{before.folded:012x}{SUFFIX}", dir_fd=directory)
         reading = read(directory, owner_id)
         if reading is None:
+            # It may be there and hold nothing.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(owner_id + SUFFIX, dir_fd=directory)
             return None
         counters = sums([reading], before)
         _write(descriptor, pack(reading["secret"], reading["generation"], int(owner_id, 16), counters))
@@ -73,17 +81,41 @@ def tell(directory: int, now: Mapping[str, int], told: Mapping[str, int]) -> dic
 
 @contextlib.contextmanager
 def _locked(directory: int, stem: str) -> Iterator[int]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(stem + SUFFIX, flags, 0o600, dir_fd=directory)
+    descriptor = _opened(directory, stem + SUFFIX)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Made by root, read by workers of another user.
-        if os.geteuid() == 0:
-            status = os.fstat(directory)
-            os.fchown(descriptor, status.st_uid, status.st_gid)
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _opened(directory: int, name: str) -> int:
+    """Open a file of the directory's user, and make it where there is none.
+
+    The directory is the workers' user's, who may be another than the arbiter's: what they
+    have linked to this name is not written to.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    owner = os.fstat(directory)
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(name, flags, dir_fd=directory)
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == owner.st_uid:
+            return descriptor
+        os.close(descriptor)
+        os.unlink(name, dir_fd=directory)
+    descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    if os.geteuid() == 0:
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    return descriptor
 
 
 def _held(descriptor: int) -> Reading | None:

@@ -18,6 +18,11 @@ from gym_gunicorn.figures import Reading, read_all, sums
 from gym_gunicorn.owner import is_owner_id
 from gym_gunicorn.settings import Settings
 
+# From how many times the mean on, and from how many sessions on, owners are said to be uneven; with few
+# sessions chance alone makes them so.
+UNEVEN = 1.5
+_FEW = 20
+
 # Seconds without a turn of its event loop after which a worker is said to be silent.
 SILENT = 2.0
 
@@ -52,6 +57,7 @@ class RunningArbiter:
     addresses: tuple[str, ...]
     workers: int | None
     reloads: int | None
+    placement: str | None
     version: str | None
 
 
@@ -112,6 +118,13 @@ class Server:
         """Return by how many times the worker with the most stamped sessions exceeds the mean: 1 is even."""
         stamped = [reading["stamped"] for reading in self.readings]
         return max(stamped) * len(stamped) / sum(stamped) if sum(stamped) else None
+
+    def wants_placement(self) -> bool:
+        """Tell whether new sessions fall so unevenly that they had better be placed, and nobody places them yet."""
+        uneven = self.unevenness()
+        many = sum(reading["stamped"] for reading in self.readings) >= _FEW
+        placed = any(arbiter.placement not in (None, "local") for arbiter in self.arbiters)
+        return uneven is not None and uneven > UNEVEN and many and not placed
 
 
 def find(where: Where) -> list[Server]:
@@ -214,6 +227,7 @@ def _arbiter(path: str, directory: int, name: str) -> RunningArbiter | None:
         tuple(text for item in addresses[:20] if (text := _text(item))) if isinstance(addresses, list) else (),
         _number(facts.get("workers")),
         _number(facts.get("reloads")),
+        _text(facts.get("placement")),
         _text(facts.get("version")),
     )
 

@@ -84,6 +84,7 @@ def _server(server: Server) -> dict[str, object]:
                 "addresses": list(arbiter.addresses),
                 "workers": arbiter.workers,
                 "reloads": arbiter.reloads,
+                "placement": arbiter.placement,
                 "version": arbiter.version,
                 "age_seconds": round(arbiter.process.age(), 3),
             }

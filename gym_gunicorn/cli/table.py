@@ -75,7 +75,8 @@ def _heading(server: Server) -> Text:
         lines.append(Text("No arbiter is left: these workers end by themselves", "bold red"))
     uneven = server.unevenness()
     if uneven is not None and len(server.workers) > 1:
-        lines.append(Text(f"the busiest worker has stamped {uneven:.1f} times the mean", "dim"))
+        advice = '; SessionRouting(placement="balanced") evens new sessions out' if server.wants_placement() else ""
+        lines.append(Text(f"the busiest worker has stamped {uneven:.1f} times the mean{advice}", "dim"))
     return Text("\n").join(lines)
 
 

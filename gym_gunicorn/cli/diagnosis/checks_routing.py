@@ -68,6 +68,8 @@ def check_routing(configuration: Configuration, app: App | None) -> Iterator[Fin
             "routed",
             f"Routing is on, since there {'are' if several else 'may be more than'} {how_many}.",
         )
+        if several and configuration.routing is not None and configuration.routing.placement == "local":
+            yield _left_where_they_land()
     elif why == "app":
         yield Finding("ok", "app-keeps-no-state", "Routing is off, since the app says that it keeps no sessions.")
     elif why == "one worker":
@@ -103,6 +105,17 @@ def check_routing(configuration: Configuration, app: App | None) -> Iterator[Fin
         yield Finding(
             "warning", "no-carrier", "Routing finds nothing to route by: the app has no SessionMiddleware to be seen."
         )
+
+
+def _left_where_they_land() -> Finding:
+    return Finding(
+        "note",
+        "placement-local",
+        "New sessions belong to the worker that accepts their connection, and fall unevenly: callers that share few "
+        "kept-alive connections may make most of them on one worker.",
+        'SessionRouting(placement="balanced") sends each to a worker with room; `gym-gunicorn status` says how uneven '
+        "they are.",
+    )
 
 
 def _broken_worker_class(configuration: Configuration) -> Finding:

@@ -61,7 +61,8 @@ class Cookie:
 class Routing:
     """The settings of the ``SessionRouting`` in force.
 
-    ``metrics``: whether a path for them is set. ``given``: the cookie that ``secret_key`` describes.
+    ``metrics``: whether a path for them is set. ``placement``: "local", "balanced" or "own".
+    ``given``: the cookie that ``secret_key`` describes.
     """
 
     routing: str = "auto"
@@ -70,6 +71,7 @@ class Routing:
     token_header: str | None = None
     token_path: str = "/mcp"
     metrics: bool = False
+    placement: str = "local"
     given: Cookie | None = None
 
 

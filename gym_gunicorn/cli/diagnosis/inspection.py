@@ -20,6 +20,7 @@ from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.config import Config
 from starlette.types import ASGIApp
 
+from gym_gunicorn.arbiter import placement_name
 from gym_gunicorn.cli.diagnosis.app_facts import app_facts, cookie_facts
 from gym_gunicorn.cli.diagnosis.facts import Configuration, Failure, Inspection, Routing
 from gym_gunicorn.cli.diagnosis.hook_calls import Hooks
@@ -138,6 +139,7 @@ def _routing(routing: SessionRouting) -> Routing:
         token_header=settings.token_header,
         token_path=settings.token_path,
         metrics=settings.metrics_path is not None,
+        placement=placement_name(settings),
         given=given,
     )
 
