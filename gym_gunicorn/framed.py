@@ -118,8 +118,8 @@ class FramedForwarder:
                 link.begin(scope, body)
                 caller.begin(body)
                 _, head = await link.head()
-                reply, taken = wire.decode_reply(head.decode("ascii"))
-            except (OSError, ValueError, wire.WireError) as error:
+                reply, taken = wire.decode_reply(head)
+            except (OSError, wire.WireError) as error:
                 if caller.has_left:
                     return
                 raise await peer.verdict(error) from error

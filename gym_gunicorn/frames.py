@@ -135,14 +135,15 @@ class FramedConnection(asyncio.Protocol):
 
     def write(self, kind: int, payload: bytes) -> None:
         """Send a frame; ``drain`` before the next one of a body."""
-        header = self._held + _HEADER.pack(len(payload), kind)
+        data = self._held + _HEADER.pack(len(payload), kind)
+        small = len(payload) < HIGH_WATER
+        if small:
+            data += payload
         if self._flush is not None:
             self._flush.cancel()
             self._flush, self._held = None, b""
-        if len(payload) < HIGH_WATER:
-            self.transport.write(header + payload)
-        else:
-            self.transport.write(header)
+        self.transport.write(data)
+        if not small:
             self.transport.write(payload)
 
     def hold(self, kind: int, payload: bytes) -> None:

@@ -75,11 +75,11 @@ class HttpPeer(Peer):
             method if method in _PLAIN_METHODS else "POST",
             yarl.URL("http://owner" + target.decode("ascii"), encoded=True),
             data=body,
-            headers={_HEAD_FIELD: wire.encode_head(scope), _OWNER_FIELD: self.owner_id},
+            headers={_HEAD_FIELD: wire.to_field(wire.encode_head(scope)), _OWNER_FIELD: self.owner_id},
             allow_redirects=False,
             expect100=body is not None and expects_continue(scope),
         )
-        if response.status == wire.MISDIRECTED and reply_head(response) is None:
+        if response.status == wire.MISDIRECTED and _REPLY_FIELD not in response.headers:
             response.close()
             raise Gone(self.owner_id, "in its place listens another worker")
         return response
@@ -107,7 +107,7 @@ class HttpExchange:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
 
-    async def head(self) -> str | None:
+    async def head(self) -> bytes | None:
         """Return the reply's head, as ``gym_gunicorn.wire`` reads it, or ``None`` where the app gave none."""
         return reply_head(self._response)
 
@@ -150,7 +150,11 @@ class _OwnerConnector(aiohttp.UnixConnector):
         self._figures.values[CONNECTIONS] -= 1
 
 
-def reply_head(response: aiohttp.ClientResponse) -> str | None:
-    """Return the reply head of a response, or ``None`` where the owner's server answered by itself, not its app."""
-    head: str | None = response.headers.get(_REPLY_FIELD)
-    return head
+def reply_head(response: aiohttp.ClientResponse) -> bytes | None:
+    """Return the reply head of a response, or ``None`` where the owner's server answered by itself, not its app.
+
+    Raises:
+        WireError: it is none.
+    """
+    value: str | None = response.headers.get(_REPLY_FIELD)
+    return None if value is None else wire.from_field(value)

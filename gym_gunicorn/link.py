@@ -79,7 +79,7 @@ class Link(FramedConnection):
         Raises:
             LinkLost: the link is closed, or the head is too long for it.
         """
-        head = wire.encode_head(scope).encode("ascii")
+        head = wire.encode_head(scope)
         if self.lost or len(head) > MAX_HEAD:
             raise LinkLost("closed" if self.lost else f"a head of {len(head)} bytes")
         if not has_body:

@@ -131,14 +131,14 @@ class LinkExchange:
             raise
         self._link.write(END, b"")
 
-    async def head(self) -> str | None:
+    async def head(self) -> bytes | None:
         """Return the reply's head, as ``gym_gunicorn.wire`` reads it, or ``None`` where the app gave none.
 
         Raises:
             LinkLost: there is no reply.
         """
         kind, payload = await self._link.head()
-        return payload.decode("latin-1") if kind == REPLY else None
+        return payload if kind == REPLY else None
 
     async def read(self) -> bytes:
         """Return a piece of the reply's body, or nothing at its end.

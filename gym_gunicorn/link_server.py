@@ -82,7 +82,7 @@ class LinkServer(FramedConnection):
     """One link to a sibling, which carries one exchange after another.
 
     Args:
-        app: what is served. A request's head is in the field ``wire.HEAD_FIELD`` of its
+        app: what is served. A request's head is in the field ``wire.LINK_HEAD`` of its
             scope, a reply's is taken from the field ``wire.REPLY_FIELD``.
         state: where connections, tasks and requests are counted.
         app_state: what the app's lifespan has made.
@@ -142,7 +142,7 @@ class _Exchange:
 
     def __init__(self, link: LinkServer, kind: int, head: bytes, app_state: dict[str, Any]) -> None:
         self._link = link
-        self._scope: Scope = {"type": "http", "headers": [(wire.HEAD_FIELD, head)], "state": app_state.copy()}
+        self._scope: Scope = {"type": "http", "headers": [(wire.LINK_HEAD, head)], "state": app_state.copy()}
         self.disconnected = False
         # Request
         self.more_body = kind != BODILESS

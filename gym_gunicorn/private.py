@@ -33,33 +33,34 @@ class PrivateApp:
         self._websockets: set[_WebSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        head = next((value for name, value in scope["headers"] if name == wire.HEAD_FIELD), None)
-        if head is None:
-            await self.app(scope, receive, send)
-            return
-        meant = next((value for name, value in scope["headers"] if name == wire.OWNER_FIELD), self._owner_id)
-        if meant != self._owner_id:
-            # Somebody has given this worker's socket another's name.
-            await send(
-                {"type": "http.response.start", "status": wire.MISDIRECTED, "headers": [(b"connection", b"close")]}
-            )
-            await send({"type": "http.response.body"})
-            return
+        headers: wire.Fields = scope["headers"]
+        over_link = bool(headers) and headers[0][0] == wire.LINK_HEAD
         try:
-            callers = {**wire.decode_head(head), "state": scope["state"]}
+            head = headers[0][1] if over_link else _head_among(headers)
+            if head is None:
+                await self.app(scope, receive, send)
+                return
+            callers = wire.decode_head(head)
         except wire.WireError as error:
             log.error("A sibling's request can't be read, and is refused with 502: %s", error)
             await EXCHANGE_BROKEN(scope, receive, send)
             return
+        if not over_link and _meant_for(headers, self._owner_id) != self._owner_id:
+            # Somebody has given this worker's socket another's name.
+            close = [(b"connection", b"close")]
+            await send({"type": "http.response.start", "status": wire.MISDIRECTED, "headers": close})
+            await send({"type": "http.response.body"})
+            return
+        callers["state"] = scope["state"]
         values = self._figures.values
         values[RECEIVED] += 1
         values[ACTIVE] += 1
         try:
             if callers["type"] == "websocket":
                 values[WEBSOCKETS] += 1
-                await self._websocket(callers, _WebSocket(receive, send))
+                await self._websocket(callers, _WebSocket(receive, send, over_link))
             else:
-                await self._http(callers, receive, send)
+                await self._http(callers, receive, send, over_link)
         finally:
             self._figures.values[ACTIVE] -= 1
 
@@ -70,7 +71,7 @@ class PrivateApp:
                 stops = (websocket.stop() for websocket in self._websockets)
                 await asyncio.gather(*stops, return_exceptions=True)
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _http(self, scope: Scope, receive: Receive, send: Send, over_link: bool) -> None:
         complete = False
         came = time.monotonic_ns()
 
@@ -80,8 +81,7 @@ class PrivateApp:
                 # The head holds the app's status and fields, and the caller's own server judges
                 # them. On this connection the reply is made of chunks and ends when the handler
                 # says so: with a length it would end before, and the connection be another caller's.
-                head = wire.encode_reply(message, time.monotonic_ns() - came)
-                message = {**message, "status": 200, "headers": [(wire.REPLY_FIELD, head)]}
+                message = _reply(message, time.monotonic_ns() - came, over_link)
             await send(message)
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -115,7 +115,8 @@ class _WebSocket:
     who has gone raises ``ClientDisconnected``.
     """
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, over_link: bool) -> None:
+        self._over_link = over_link
         self._receive = receive
         self._send = send
         # uvicorn's own record of the request: it knows that the forwarder has gone when
@@ -184,6 +185,24 @@ class _WebSocket:
     async def _send_frame(self, event: Message) -> None:
         if not self._started:
             self._started = True
-            start = {"type": "http.response.start", "status": 200}
-            await self._send({**start, "headers": [(wire.REPLY_FIELD, wire.encode_reply(start, 0))]})
+            await self._send(_reply({"type": "http.response.start", "status": 200}, 0, self._over_link))
         await self._send({"type": "http.response.body", "body": wire.encode_frame(event), "more_body": True})
+
+
+def _head_among(headers: wire.Fields) -> bytes | None:
+    """Return the head of a request that has come over HTTP, or ``None`` where it is no sibling's."""
+    for name, value in headers:
+        if name == wire.HEAD_FIELD:
+            return wire.from_field(value)
+    return None
+
+
+def _meant_for(headers: wire.Fields, otherwise: bytes | None) -> bytes | None:
+    return next((value for name, value in headers if name == wire.OWNER_FIELD), otherwise)
+
+
+def _reply(message: Message, taken: int, over_link: bool) -> Message:
+    """Return the beginning of a reply whose head travels in a field; over HTTP its status is always 200."""
+    head = wire.encode_reply(message, taken)
+    value = head if over_link else wire.to_field(head).encode("ascii")
+    return {"type": "http.response.start", "status": 200, "headers": [(wire.REPLY_FIELD, value)]}

@@ -6,23 +6,31 @@ whatever an HTTP client in between does to methods, targets and headers. A reply
 head does the same for the status and headers of the reply. A WebSocket travels
 as its ASGI events, each in a frame.
 
-All of it is JSON in ASCII: fields may hold any byte, and nothing that a peer
-sends can run code or take memory out of proportion. ``VERSION`` comes first,
-since two releases stand side by side during an upgrade (SIGUSR2).
+Heads are MessagePack, read into what they have to be: fields may hold any byte, and
+nothing that a peer sends can run code or take memory out of proportion. ``VERSION``
+comes first, since two releases stand side by side during an upgrade (SIGUSR2). Over a
+link they go as they are, over HTTP as the value of a field.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from typing import Any
 
+import msgspec
 from starlette.types import Message, Scope
 
 VERSION = 1
 
 HEAD_FIELD = b"gym-gunicorn-head"
 REPLY_FIELD = b"gym-gunicorn-reply"
+
+# In the scope that a link's server makes: a head as it is, in the place of a field.
+LINK_HEAD = b"gym-gunicorn-link-head"
+
+Fields = list[tuple[bytes, bytes]]
 
 # Whose the request is, beside its head, where the way to an owner does not say so; and the
 # status of what another owner answers (RFC 9110, 15.5.20).
@@ -38,9 +46,115 @@ class WireError(Exception):
     """A peer sent what this release can't read."""
 
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(
+    tuple[int, dict[str, Any], bytes, bytes, tuple[str, int | None] | None, tuple[str, int | None] | None, Fields]
+).decode
+_decode_reply = msgspec.msgpack.Decoder(tuple[int, Any, Fields, int]).decode
+
+
+def _fields(headers: Any) -> Fields:
+    # Some apps send other sequences, and other kinds of bytes.
+    return [(bytes(name), bytes(value)) for name, value in headers]
+
+
+def encode_head(scope: Scope) -> bytes:
+    """Return the head of ``scope`` (an ``http`` or ``websocket`` scope).
+
+    Raises:
+        WireError: it can't be a head; no scope of uvicorn's is such.
+    """
+    try:
+        return _encode(
+            (
+                VERSION,
+                {key: scope[key] for key in _SCOPE_KEYS if key in scope},
+                scope["raw_path"],
+                scope["query_string"],
+                scope.get("client"),
+                scope.get("server"),
+                scope["headers"],
+            )
+        )
+    except (TypeError, ValueError) as error:
+        raise WireError(f"a scope that is no head: {type(error).__name__}") from error
+
+
+def decode_head(head: bytes) -> Scope:
+    """Return the scope entries that ``encode_head`` wrote.
+
+    Raises:
+        WireError: it is no head of this version.
+    """
+    try:
+        version, entries, raw_path, query_string, client, server, headers = _decode_head(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"unreadable head: {_version_of(head)}{type(error).__name__}") from error
+    if version != VERSION:
+        raise WireError(f"head of version {version!r}, this release reads {VERSION}")
+    if entries.get("type") not in ("http", "websocket"):
+        raise WireError(f"head of a {entries.get('type')!r}")
+    entries["raw_path"] = raw_path
+    entries["query_string"] = query_string
+    entries["client"] = client
+    entries["server"] = server
+    entries["headers"] = headers
+    return entries
+
+
+def encode_reply(message: Message, taken: int) -> bytes:
+    """Return the head of a reply, an ``http.response.start`` event.
+
+    ``taken`` is how many nanoseconds the owner took for it.
+    """
+    return _encode((VERSION, message["status"], _fields(message.get("headers", ())), taken))
+
+
+def decode_reply(head: bytes) -> tuple[Message, int]:
+    """Return the ``http.response.start`` event and the nanoseconds that ``encode_reply`` wrote.
+
+    The status may be anything.
+
+    Raises:
+        WireError: it is no reply head of this version.
+    """
+    try:
+        version, status, headers, taken = _decode_reply(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"unreadable reply: {_version_of(head)}{type(error).__name__}") from error
+    if version != VERSION:
+        raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
+    return {"type": "http.response.start", "status": status, "headers": headers}, taken
+
+
+def _version_of(head: bytes) -> str:
+    """Say of which version an unreadable head is, where that is what makes it so."""
+    try:
+        version = msgspec.msgpack.decode(head)[0]
+    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError):
+        return ""
+    return f"version {version}, this release reads {VERSION}: " if isinstance(version, int) else ""
+
+
+def to_field(head: bytes) -> str:
+    """Return a head as the value of a header field."""
+    return base64.b64encode(head).decode("ascii")
+
+
+def from_field(value: bytes | str) -> bytes:
+    """Return the head in a header field.
+
+    Raises:
+        WireError: there is none.
+    """
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise WireError("unreadable field") from error
+
+
 def _dumps(value: object) -> str:
-    # JSON in ASCII escapes everything that a header field can't hold, except DEL.
-    return json.dumps(value, separators=(",", ":")).replace("\x7f", "\\u007f")
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _texts(headers: Any) -> list[list[str]]:
@@ -49,70 +163,6 @@ def _texts(headers: Any) -> list[list[str]]:
 
 def _pairs(headers: Any) -> list[tuple[bytes, bytes]]:
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-
-
-def encode_head(scope: Scope) -> str:
-    """Return the head of ``scope`` (an ``http`` or ``websocket`` scope) as a header value."""
-    return _dumps(
-        [
-            VERSION,
-            {key: scope[key] for key in _SCOPE_KEYS if key in scope},
-            scope["raw_path"].decode("latin-1"),
-            scope["query_string"].decode("latin-1"),
-            scope.get("client"),
-            scope.get("server"),
-            _texts(scope["headers"]),
-        ]
-    )
-
-
-def decode_head(value: bytes) -> Scope:
-    """Return the scope entries that ``encode_head`` wrote.
-
-    Raises:
-        WireError: the value is not a head of this version.
-    """
-    try:
-        version, entries, raw_path, query_string, client, server, headers = json.loads(value)
-        if version != VERSION:
-            raise WireError(f"head of version {version!r}, this release reads {VERSION}")
-        if entries["type"] not in ("http", "websocket"):
-            raise WireError(f"head of a {entries['type']!r}")
-        return {
-            **entries,
-            "raw_path": raw_path.encode("latin-1"),
-            "query_string": query_string.encode("latin-1"),
-            "client": None if client is None else tuple(client),
-            "server": None if server is None else tuple(server),
-            "headers": _pairs(headers),
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise WireError(f"unreadable head: {type(error).__name__}") from error
-
-
-def encode_reply(message: Message, taken: int) -> bytes:
-    """Return the head of a reply, an ``http.response.start`` event, as a header value.
-
-    ``taken`` is how many nanoseconds the owner took for it.
-    """
-    return _dumps([VERSION, message["status"], _texts(message.get("headers", ())), taken]).encode("ascii")
-
-
-def decode_reply(value: str) -> tuple[Message, int]:
-    """Return the ``http.response.start`` event and the nanoseconds that ``encode_reply`` wrote.
-
-    The status may be anything.
-
-    Raises:
-        WireError: the value is not a reply head of this version.
-    """
-    try:
-        version, status, headers, taken = json.loads(value)
-        if version != VERSION:
-            raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
-        return {"type": "http.response.start", "status": status, "headers": _pairs(headers)}, int(taken)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise WireError(f"unreadable reply: {type(error).__name__}") from error
 
 
 def encode_frame(event: Message) -> bytes:

@@ -186,18 +186,20 @@ FIELDS = [
     Case("fields: no colon", request(b"GET", b"/", b"X-A"), 400),
 ]
 
-_FORGED = wire.encode_head(
-    {
-        "type": "http",
-        "method": "GET",
-        "scheme": "https",
-        "path": "/forged",
-        "raw_path": b"/forged",
-        "query_string": b"",
-        "client": ("192.0.2.1", 1),
-        "server": ("192.0.2.2", 2),
-        "headers": [(b"cookie", b"forged")],
-    }
+_FORGED = wire.to_field(
+    wire.encode_head(
+        {
+            "type": "http",
+            "method": "GET",
+            "scheme": "https",
+            "path": "/forged",
+            "raw_path": b"/forged",
+            "query_string": b"",
+            "client": ("192.0.2.1", 1),
+            "server": ("192.0.2.2", 2),
+            "headers": [(b"cookie", b"forged")],
+        }
+    )
 ).encode()
 FIELDS = [
     Case(case.name, case.request.replace(b"<a head>", wire.HEAD_FIELD + b": " + _FORGED), case.status)
