@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from gym_gunicorn.directory import SocketDirectory
 from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.figures import read_all
 from gym_gunicorn.fingerprint import secret_trouble
+from gym_gunicorn.operators import OperatorPaths, own_health
 from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Settings
 from gym_gunicorn.worker import RoutingWorker
@@ -25,6 +27,7 @@ def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, setti
         if worker.announces:
             worker.log.info("The app says that it keeps no sessions: its requests are not routed")
         worker.be_unrouted()
+        stay_unrouted(worker, settings)
         return
     worker.routed = route(
         worker.wsgi,
@@ -44,6 +47,7 @@ def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, setti
         os.register_at_fork(after_in_child=worker.routed.private.let_go)
         return
     worker.be_unrouted()
+    stay_unrouted(worker, settings)
     if worker.announces:
         worker.log.warning(
             "Session routing found nothing to route by: the app has no SessionMiddleware that can be seen. "
@@ -51,6 +55,13 @@ def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, setti
             "SessionRouting(secret_key=...) and add SessionStamp inside the app's own; or, for an app that "
             "keeps no state, SessionRouting(routing='off')."
         )
+
+
+def stay_unrouted(worker: RoutingWorker, settings: Settings) -> None:
+    """Have a worker that is not routed answer what does not depend on routing: balancers ask each server alike."""
+    if settings.health_path is not None:
+        health = partial(own_health, lambda: bool(worker.alive))
+        worker.wsgi = OperatorPaths(worker.wsgi, {settings.health_path: health})
 
 
 def _compare_secrets(worker: RoutingWorker, owner_id: str, directory: SocketDirectory) -> None:

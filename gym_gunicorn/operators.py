@@ -44,6 +44,14 @@ def health(directory: str) -> Response:
     )
 
 
+def own_health(is_alive: Callable[[], bool]) -> Response:
+    """Answer 200 while this worker, which is not routed, is not told to stop."""
+    alive = is_alive()
+    return PlainTextResponse(
+        "serving\n" if alive else "stopping\n", 200 if alive else 503, {"cache-control": "no-store"}
+    )
+
+
 def takes_sessions(worker: Reading) -> bool:
     """Tell whether a worker serves, and has shown it of late."""
     return worker.state == "serving" and worker.silence() < SILENT

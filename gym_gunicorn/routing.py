@@ -25,7 +25,7 @@ from gym_gunicorn.arbiter import (
 )
 from gym_gunicorn.directory import DirectoryError, SocketDirectory, sweep
 from gym_gunicorn.hooks import HOOKS, contained
-from gym_gunicorn.joining import join
+from gym_gunicorn.joining import join, stay_unrouted
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.placement import Policy
 from gym_gunicorn.settings import Placed, Routing, SettingError, Settings, Way
@@ -221,6 +221,7 @@ class SessionRouting:
     def post_worker_init(self, worker: RoutingWorker) -> None:
         """Bind the private socket, and put the router around the app."""
         if worker.owner_id is None or worker.directory is None:
+            stay_unrouted(worker, self.settings)
             return
         try:
             join(worker, worker.owner_id, worker.directory, self.settings)

@@ -89,13 +89,14 @@ class Settings:
     )
     health_path: str | None = _setting(
         None,
-        "A path that the server answers itself, for balancers: 200 while some worker takes new sessions, 503 when "
-        "none does. `None`: there is none.",
+        "A path that the server answers itself, routed or not, for balancers: 200 while some worker takes new "
+        "sessions, 503 when none does. `None`: there is none.",
     )
     metrics_path: str | None = _setting(
         None,
         "A path on which any worker answers with the figures of the whole server in Prometheus' format. Whoever "
-        "reaches the server can read them. Needs `gym-gunicorn[metrics]`. `None`: there is none.",
+        "reaches the server can read them. Only where requests are routed; needs `gym-gunicorn[metrics]`. `None`: "
+        "there is none.",
     )
     directory: str = _setting("/tmp", "The folder in which the socket directory is made.")
 

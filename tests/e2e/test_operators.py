@@ -89,6 +89,13 @@ def test_server_that_serves_is_healthy(server: GunicornServer) -> None:
     assert reply.headers["cache-control"] == "no-store"
 
 
+def test_server_that_is_not_routed_answers_balancers_alike() -> None:
+    with probe_server(config=PATHS, workers=1) as server:
+        reply = ask(server, "/health")
+        assert (reply.status, reply.body) == (200, b"serving\n")
+        assert ask(server, "/metrics").status == 404
+
+
 def test_health_is_asked_for_with_head_too(server: GunicornServer) -> None:
     length = ask(server, "/health").headers["content-length"]
     reply = ask(server, "/health", method="HEAD")
