@@ -10,12 +10,17 @@ import os
 
 
 class ForwardError(Exception):
-    """A request was not answered by its owner. ``owner_id`` says whose it was."""
+    """A request was not answered by its owner.
 
-    def __init__(self, owner_id: str, cause: str) -> None:
+    ``owner_id`` says whose it was, ``unsent`` that the owner could not be connected to, so that
+    nothing of the request was sent and nothing of its body is lost.
+    """
+
+    def __init__(self, owner_id: str, cause: str, *, unsent: bool = False) -> None:
         super().__init__(f"owner {owner_id}: {cause}")
         self.owner_id = owner_id
         self.cause = cause
+        self.unsent = unsent
 
 
 class Gone(ForwardError):

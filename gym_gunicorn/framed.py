@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -122,15 +123,21 @@ class FramedForwarder:
             except (OSError, wire.WireError) as error:
                 if caller.has_left:
                     return
+                if caller.error is not None:
+                    raise caller.error from None
                 raise await peer.verdict(error) from error
             self.figures.added(max(0, time.monotonic_ns() - began - taken))
             await send(reply)
+            # An owner asks for a body no more once it has replied, and reads what comes of it all the same.
+            link.asked.set()
             while kind == BODY:
                 try:
                     kind, piece = await link.next()
                 except OSError as error:
                     if caller.has_left:
                         return
+                    if caller.error is not None:
+                        raise caller.error from None
                     raise Truncated(
                         peer.owner_id, f"the exchange broke after the reply began ({describe(error)})"
                     ) from error
@@ -150,6 +157,7 @@ class _Caller:
 
     def __init__(self, link: Link, receive: Receive, figures: Figures) -> None:
         self.has_left = False
+        self.error: Exception | None = None
         self.answered = False
         self.body_complete = False
         self._link = link
@@ -162,7 +170,7 @@ class _Caller:
     def begin(self, has_body: bool) -> None:
         """Begin to send the body, where there is one, or else to watch in a moment."""
         if has_body:
-            self._task = start(self._feed(), self._loop)
+            self._task = start(self._failing(self._feed), self._loop)
         else:
             self._complete()
 
@@ -178,7 +186,16 @@ class _Caller:
         self._timer = self._loop.call_later(PATIENCE, self._watch)
 
     def _watch(self) -> None:
-        self._task = self._loop.create_task(self._wait())
+        self._task = self._loop.create_task(self._failing(self._wait))
+
+    async def _failing(self, reading: Callable[[], Awaitable[None]]) -> None:
+        """End the exchange where ``reading`` from the caller fails."""
+        try:
+            await reading()
+        except Exception as error:
+            if not self.answered:
+                self.error = error
+                self._link.transport.abort()
 
     async def _feed(self) -> None:
         link = self._link

@@ -24,7 +24,8 @@ BODILESS, REQUEST, EXPECTING = 1, 2, 3
 # gives by itself.
 ASK, REPLY, OWN_REPLY = 4, 5, 8
 # From both: a piece of a body, and the last one, which may be empty. From an owner that stops:
-# the last one, after which it closes the link.
+# the last one, after which the link is to be closed. Not by the owner: what still comes of
+# the request's body would then break the connection under the reply.
 BODY, END, LAST = 6, 7, 9
 
 _HEADER = struct.Struct("!IB")
@@ -134,7 +135,10 @@ class FramedConnection(asyncio.Protocol):
         raise NotImplementedError
 
     def write(self, kind: int, payload: bytes) -> None:
-        """Send a frame; ``drain`` before the next one of a body."""
+        """Send a frame, or nothing where the connection is lost; ``drain`` before the next one of a body."""
+        if self.lost:
+            # uvloop (0.23) raises RuntimeError here, asyncio warns.
+            return
         data = self._held + _HEADER.pack(len(payload), kind)
         small = len(payload) < HIGH_WATER
         if small:
@@ -173,7 +177,7 @@ class FramedConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read no more for now."""
-        if self._reading and not self.lost:
+        if self._reading and not self.transport.is_closing():
             self._reading = False
             self.transport.pause_reading()
 

@@ -135,7 +135,7 @@ class _OwnerConnector(aiohttp.UnixConnector):
         assert protocol.transport is not None
         try:
             check_listener(self._owner_id, protocol.transport.get_extra_info("socket"))
-        except Gone:
+        except (Gone, OSError):
             protocol.close()
             raise
         if protocol.closed is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
 from starlette.types import Scope
@@ -28,6 +29,15 @@ from gym_gunicorn.frames import (
     FrameError,
     greeting,
 )
+
+# What a frame that waits counts besides its payload: so many bytes it takes, about.
+_WEIGHT = 100
+
+_NONE: frozenset[int] = frozenset()
+_FIRST = frozenset((ASK, REPLY, OWN_REPLY))
+_LATER = frozenset((BODY, END, LAST))
+
+log = logging.getLogger("uvicorn.error")
 
 
 class NoLink(Exception):
@@ -57,6 +67,8 @@ class Link(FramedConnection):
         self._greeted: asyncio.Future[bool] = self._loop.create_future()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._waiting = 0
+        # Kinds of frames that may come next.
+        self._next: frozenset[int] = _NONE
         self._reader: asyncio.Future[None] | None = None
         self._cause: Exception | None = None
 
@@ -82,6 +94,7 @@ class Link(FramedConnection):
         head = wire.encode_head(scope)
         if self.lost or len(head) > MAX_HEAD:
             raise LinkLost("closed" if self.lost else f"a head of {len(head)} bytes")
+        self._next = _FIRST
         if not has_body:
             self.write(BODILESS, head)
         elif expects_continue(scope):
@@ -117,7 +130,7 @@ class Link(FramedConnection):
             finally:
                 self._reader = None
         kind, payload = self._frames.popleft()
-        self._waiting -= len(payload)
+        self._waiting -= len(payload) + _WEIGHT
         if self._waiting < HIGH_WATER:
             self.resume()
         return kind, payload
@@ -128,19 +141,22 @@ class Link(FramedConnection):
             self._reader.set_result(None)
 
     def took(self, kind: int, payload: bytes) -> None:
+        if kind not in self._next:
+            raise FrameError(f"a frame of kind {kind}, which may not come now")
         if kind == ASK:
             self.asked.set()
-        elif kind in (REPLY, OWN_REPLY, BODY, END, LAST):
-            self._frames.append((kind, payload))
-            self._waiting += len(payload)
-            if self._waiting > HIGH_WATER:
-                self.pause()
-            self.wake()
-        else:
-            raise FrameError(f"a frame of kind {kind} from an owner")
+            return
+        if kind != BODY:
+            self._next = _LATER if kind in _FIRST else _NONE
+        self._frames.append((kind, payload))
+        self._waiting += len(payload) + _WEIGHT
+        if self._waiting > HIGH_WATER:
+            self.pause()
+        self.wake()
 
     def refused(self, error: FrameError) -> None:
         self._cause = error
+        log.error("What owner %s sent can't be read, and the link to it is closed: %s", self._owner_id, error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -165,11 +181,15 @@ class Link(FramedConnection):
             if self._greeted.done():
                 # Nobody waits for it any more.
                 return
-            if came == wanted:
-                self._greeted.set_result(True)
-            elif came.startswith(PREFACE):
-                self._greeted.set_exception(Gone(self._owner_id, "in its place listens another worker"))
-            else:
-                self._greeted.set_result(False)
-        if data:
+            if came != wanted:
+                if came.startswith(PREFACE):
+                    self._greeted.set_exception(Gone(self._owner_id, "in its place listens another worker"))
+                    # Nobody may be waiting for it any more.
+                    self._greeted.exception()
+                else:
+                    self._greeted.set_result(False)
+                # What else comes is no frames.
+                return
+            self._greeted.set_result(True)
+        if data and not self.transport.is_closing():
             super().data_received(data)

@@ -104,7 +104,7 @@ class LinkPeer(Peer):
         link = self.idle() or await self.connect()
         try:
             link.begin(scope, has_body=True)
-        except LinkLost:
+        except BaseException:
             self.drop(link)
             raise
         return LinkExchange(self, link, body)

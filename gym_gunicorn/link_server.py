@@ -174,7 +174,7 @@ class _Exchange:
         self._news.set()
 
     async def receive(self) -> Message:
-        if self._to_ask and not self._started:
+        if self._to_ask and not self._started and not self.disconnected:
             self._link.write(ASK, b"")
         self._to_ask = False
         if not self.disconnected and not self._complete:
@@ -205,8 +205,6 @@ class _Exchange:
             last = LAST if self._link.app.stopping else END
             self._link.write(BODY if more else last, message.get("body", b""))
             if not more:
-                if last == LAST:
-                    self._link.transport.close()
                 self._complete = True
                 self._news.set()
                 # What still comes of the body is thrown away.

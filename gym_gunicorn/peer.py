@@ -58,7 +58,8 @@ class Peer:
             async with asyncio.timeout(DEATH):
                 await self.ended.wait()
         except Gone as gone:
-            return gone
+            # Not that error itself: of this request something may have been sent.
+            return Gone(gone.owner_id, gone.cause)
         except (TimeoutError, Busy, OSError):
             return Broken(self.owner_id, f"the exchange broke before the reply ({describe(error)})")
         return Gone(self.owner_id, "its process died before it replied")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -103,10 +104,16 @@ class Placement:
     def _look(self, now: float) -> None:
         """Read the figures, and forget workers that are no more or take nothing."""
         workers, _ = read_all(self._directory)
-        fade = 0.5 ** ((now - self._looked) / LATELY)
+        # What was stamped since, at a time that is not known, counts as if it had come evenly.
+        halves = (now - self._looked) / LATELY
+        fade = 0.5**halves
+        since = (1 - fade) / (halves * math.log(2))
         known = {owner_id: lately * fade for owner_id, lately in self._lately.items()}
-        known[self._owner_id] = self._own_lately() * fade if self._looked else 0.0
-        self._own_stamped = self._figures.values[STAMPED]
+        stamped = self._figures.values[STAMPED]
+        known[self._owner_id] = known.get(self._owner_id, 0.0)
+        if self._looked:
+            known[self._owner_id] += (stamped - self._own_stamped) * since
+        self._own_stamped = stamped
         others = [
             worker
             for worker in workers
@@ -116,7 +123,8 @@ class Placement:
         for worker in others:
             owner_id = worker.owner_id or ""
             if owner_id in self._readings and owner_id in known:
-                lately[owner_id] = known[owner_id] + worker["stamped"] - self._readings[owner_id]["stamped"]
+                stamped = worker["stamped"] - self._readings[owner_id]["stamped"]
+                lately[owner_id] = known[owner_id] + stamped * since
         # A new worker begins like the others, or it would be sent everything.
         middle = sum(lately.values()) / len(lately)
         for worker in others:

@@ -35,21 +35,21 @@ class PrivateApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: wire.Fields = scope["headers"]
         over_link = bool(headers) and headers[0][0] == wire.LINK_HEAD
-        try:
-            head = headers[0][1] if over_link else _head_among(headers)
-            if head is None:
-                await self.app(scope, receive, send)
-                return
-            callers = wire.decode_head(head)
-        except wire.WireError as error:
-            log.error("A sibling's request can't be read, and is refused with 502: %s", error)
-            await EXCHANGE_BROKEN(scope, receive, send)
+        value = headers[0][1] if over_link else _head_among(headers)
+        if value is None:
+            await self.app(scope, receive, send)
             return
         if not over_link and _meant_for(headers, self._owner_id) != self._owner_id:
             # Somebody has given this worker's socket another's name.
             close = [(b"connection", b"close")]
             await send({"type": "http.response.start", "status": wire.MISDIRECTED, "headers": close})
             await send({"type": "http.response.body"})
+            return
+        try:
+            callers = wire.decode_head(value if over_link else wire.from_field(value))
+        except wire.WireError as error:
+            log.error("A sibling's request can't be read, and is refused with 502: %s", error)
+            await EXCHANGE_BROKEN(scope, receive, send)
             return
         callers["state"] = scope["state"]
         values = self._figures.values
@@ -190,11 +190,8 @@ class _WebSocket:
 
 
 def _head_among(headers: wire.Fields) -> bytes | None:
-    """Return the head of a request that has come over HTTP, or ``None`` where it is no sibling's."""
-    for name, value in headers:
-        if name == wire.HEAD_FIELD:
-            return wire.from_field(value)
-    return None
+    """Return the field with the head of a request that has come over HTTP, or ``None`` where it is no sibling's."""
+    return next((value for name, value in headers if name == wire.HEAD_FIELD), None)
 
 
 def _meant_for(headers: wire.Fields, otherwise: bytes | None) -> bytes | None:

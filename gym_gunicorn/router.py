@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import Logger
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_gunicorn.carriers import Carrier
 from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, Truncated
@@ -103,10 +103,11 @@ class SessionRouter:
             await self.app(scope, receive, send)
             return
         owner_id = owner_of(scope, self.carriers, self.local_paths)
-        placed = False
+        kept: _Kept | None = None
         if owner_id is None and self.placement is not None:
             owner_id = await self._place(scope, self.placement)
-            placed = owner_id is not None
+            if owner_id is not None:
+                receive = kept = _Kept(receive)
         if owner_id is None or owner_id == self.owner_id:
             await self._here(scope, receive, send)
             return
@@ -118,10 +119,16 @@ class SessionRouter:
             # The server aborts the connection of a caller whose reply is not complete.
             self._lost(error)
         except ForwardError as error:
-            self._lost(error)
-            # A request that belonged to nobody has lost no session, and may have been run.
-            kind = Broken if placed and isinstance(error, Gone) else type(error)
-            await self.problems[kind](scope, receive, send)
+            lost = error
+            if kept is not None:
+                if error.unsent and kept.is_whole():
+                    await self._here(scope, kept.again, send)
+                    return
+                if isinstance(error, Gone):
+                    # A request that belonged to nobody has lost no session, and may have been run.
+                    lost = Broken(error.owner_id, error.cause)
+            self._lost(lost)
+            await self.problems[type(lost)](scope, receive, send)
 
     async def _place(self, scope: Scope, placement: Placement) -> str | None:
         """Return the owner ID of another worker that is to take a request of nobody's, and can."""
@@ -130,7 +137,9 @@ class SessionRouter:
         if self.placement_paths and not any(is_below(prefix, scope) for prefix in self.placement_paths):
             return None
         chosen = placement.choose()
-        return chosen if chosen is not None and await self.forwarder.reach(chosen) else None
+        if chosen is None or chosen == self.owner_id:
+            return None
+        return chosen if await self.forwarder.reach(chosen) else None
 
     async def _here(self, scope: Scope, receive: Receive, send: Send) -> None:
         values = self.figures.values
@@ -146,6 +155,37 @@ class SessionRouter:
     def _lost(self, error: ForwardError) -> None:
         self.figures.values[_LOST[type(error)]] += 1
         self._losses.add(error)
+
+
+class _Kept:
+    """What was read of a request's body ahead of the forward, so that it can still be handled here.
+
+    A forwarder reads one event ahead and no more before it is connected.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._first: Message | None = None
+        self._read = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        # A disconnect is told again to who asks again.
+        if message["type"] != "http.disconnect":
+            self._read += 1
+            self._first = message if self._read == 1 else None
+        return message
+
+    def is_whole(self) -> bool:
+        """Tell whether ``again`` returns all that there was from the beginning."""
+        return self._read <= 1
+
+    async def again(self) -> Message:
+        """Return the next event, from the beginning."""
+        if self._first is not None:
+            message, self._first = self._first, None
+            return message
+        return await self._receive()
 
 
 class _LossLog:

@@ -186,7 +186,7 @@ class RoutedServer(Server):
                 _release(connection, idle_since, now, 0.0 if hurry else 1.0)
             # Siblings' connections wait for the callers' own; what reaches this worker
             # over them is answered until then.
-            if not self.server_state.connections and not any(state.tasks for state in self._states()):
+            if not self.server_state.connections and not any(map(_is_busy, self._states())):
                 return True
             await asyncio.sleep(LOOK)
 
@@ -197,6 +197,11 @@ class RoutedServer(Server):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=self._margin / 2)
+
+
+def _is_busy(state: ServerState) -> bool:
+    """Tell whether a request is being handled, or a reply still has to be sent."""
+    return bool(state.tasks) or any(connection.transport.get_write_buffer_size() for connection in state.connections)
 
 
 def _release(connection: Any, idle_since: dict[Any, float], now: float, patience: float) -> None:

@@ -49,11 +49,12 @@ def connect_failure(owner_id: str, error: OSError) -> Gone | Busy | None:
     for a connection in progress, ENOTCONN at the first write.
     """
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
-        return Gone(owner_id, "its socket is missing or refuses")
+        return Gone(owner_id, "its socket is missing or refuses", unsent=True)
     if error.errno in (*_NO_ROOM, errno.ENOTCONN):
-        return Busy(owner_id, f"no room for one more connection ({os.strerror(error.errno)})")
+        return Busy(owner_id, f"no room for one more connection ({os.strerror(error.errno)})", unsent=True)
     if error.errno in (errno.EACCES, errno.EPERM):
-        return Busy(owner_id, "it belongs to another user; a reload has changed the user, and old workers are leaving")
+        cause = "it belongs to another user; a reload has changed the user, and old workers are leaving"
+        return Busy(owner_id, cause, unsent=True)
     return None
 
 
@@ -88,15 +89,15 @@ def _pidfd(owner_id: str, pid: int) -> int | None:
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        raise Gone(owner_id, f"its process {pid} is dead") from None
+        raise Gone(owner_id, f"its process {pid} is dead", unsent=True) from None
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise Busy(owner_id, f"no room to watch it ({os.strerror(error.errno)})") from error
+            raise Busy(owner_id, f"no room to watch it ({os.strerror(error.errno)})", unsent=True) from error
         # A kernel or a sandbox without pidfd: death is seen by refused connections.
         return None
     if is_dead(pidfd):
         os.close(pidfd)
-        raise Gone(owner_id, f"its process {pid} is dead")
+        raise Gone(owner_id, f"its process {pid} is dead", unsent=True)
     return pidfd
 
 
@@ -108,12 +109,15 @@ def check_listener(owner_id: str, connected: socket.socket) -> int | None:
 
     Raises:
         Gone: the process is another user's.
+        OSError: there is no connection: asyncio's own loop takes a full accept queue for one in progress.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if pid == 0 and uid == -1:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
     if uid != os.geteuid():
-        raise Gone(owner_id, f"in its place listens a process of user {uid}")
+        raise Gone(owner_id, f"in its place listens a process of user {uid}", unsent=True)
     return int(pid)
 
 

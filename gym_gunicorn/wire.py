@@ -46,7 +46,18 @@ class WireError(Exception):
     """A peer sent what this release can't read."""
 
 
-_encode = msgspec.msgpack.Encoder().encode
+def _plain(value: object) -> object:
+    # msgspec writes no kinds of these that an app has made itself; a status may be one.
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise TypeError(f"no head can hold a {type(value).__name__}")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _decode_head = msgspec.msgpack.Decoder(
     tuple[int, dict[str, Any], bytes, bytes, tuple[str, int | None] | None, tuple[str, int | None] | None, Fields]
 ).decode
@@ -76,7 +87,7 @@ def encode_head(scope: Scope) -> bytes:
                 scope["headers"],
             )
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         raise WireError(f"a scope that is no head: {type(error).__name__}") from error
 
 
@@ -124,16 +135,18 @@ def decode_reply(head: bytes) -> tuple[Message, int]:
         raise WireError(f"unreadable reply: {_version_of(head)}{type(error).__name__}") from error
     if version != VERSION:
         raise WireError(f"reply of version {version!r}, this release reads {VERSION}")
-    return {"type": "http.response.start", "status": status, "headers": headers}, taken
+    return {"type": "http.response.start", "status": status, "headers": headers}, max(0, taken)
 
 
 def _version_of(head: bytes) -> str:
     """Say of which version an unreadable head is, where that is what makes it so."""
     try:
-        version = msgspec.msgpack.decode(head)[0]
-    except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, LookupError):
+        items = msgspec.msgpack.decode(head)
+        if not isinstance(items, list) or not items or (type(items[0]) is int and items[0] == VERSION):
+            return ""
+        return f"version {items[0]!r}, this release reads {VERSION}: "
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return ""
-    return f"version {version}, this release reads {VERSION}: " if isinstance(version, int) else ""
 
 
 def to_field(head: bytes) -> str:
