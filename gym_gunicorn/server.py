@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server, ServerState
 
 from gym_gunicorn.figures import STAMPED
+from gym_gunicorn.placement import FRESH
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.sockets import is_readable
 
@@ -33,6 +34,9 @@ QUICK = 0.5
 
 # Seconds between two looks of uvicorn's at what is to be done (uvicorn 0.54).
 TICK = 0.1
+
+# Seconds for which a stopping worker answers at least what siblings send, who may not know of the stop yet.
+SETTLE = 3 * FRESH
 
 # Seconds between two looks of a stopping server at what is still in progress.
 LOOK = 0.05
@@ -94,10 +98,14 @@ class RoutedServer(Server):
     def _let_go(self) -> None:
         """Give up, in a forked child, all that callers and siblings are connected to."""
         held = [sock.fileno() for server in self.servers for sock in server.sockets]
-        for state in self._states():
-            for connection in state.connections:
-                sock = connection.transport.get_extra_info("socket")
-                held += [] if sock is None else [sock.fileno()]
+        transports: list[asyncio.BaseTransport] = [
+            connection.transport for state in self._states() for connection in state.connections
+        ]
+        if self.routed is not None:
+            transports += self.routed.forwarder.transports()
+        for transport in transports:
+            sock = transport.get_extra_info("socket")
+            held += [] if sock is None else [sock.fileno()]
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in held:
             if descriptor >= 0:
@@ -186,7 +194,8 @@ class RoutedServer(Server):
                 _release(connection, idle_since, now, 0.0 if hurry else 1.0)
             # Siblings' connections wait for the callers' own; what reaches this worker
             # over them is answered until then.
-            if not self.server_state.connections and not any(map(_is_busy, self._states())):
+            settled = hurry or self.routed is None or now - started > SETTLE
+            if settled and not self.server_state.connections and not any(map(_is_busy, self._states())):
                 return True
             await asyncio.sleep(LOOK)
 

@@ -104,7 +104,7 @@ def decode_head(head: bytes) -> Scope:
     if version != VERSION:
         raise WireError(f"head of version {version!r}, this release reads {VERSION}")
     if entries.get("type") not in ("http", "websocket"):
-        raise WireError(f"head of a {entries.get('type')!r}")
+        raise WireError(f"head of a {str(entries.get('type'))[:50]!r}")
     entries["raw_path"] = raw_path
     entries["query_string"] = query_string
     entries["client"] = client

@@ -168,9 +168,9 @@ FIELDS = [
         ),
         "Via and Forwarded": (b"Via: 1.1 a, 1.1 b", b'Forwarded: for="[2001:db8::1]";proto=https'),
         "origin and CORS": (b"Origin: null", b"Access-Control-Request-Method: PURGE"),
-        "our head's name": (b'gym-gunicorn-head: [1,{},"/","",null,null,[]]',),
+        "our head's name": (b"gym-gunicorn-head: lwGApS8=", b"gym-gunicorn-link-head: lwGA"),
         "our head's name in mixed case": (b"Gym-Gunicorn-Head: x", b"GYM-GUNICORN-HEAD:", b"gym-gunicorn-head: y"),
-        "our reply's name": (b"gym-gunicorn-reply: [1,500,[]]",),
+        "our reply's name": (b"gym-gunicorn-reply: lAHMyJAH",),
     }.items()
 ] + [
     Case("fields: a head of ours that names another caller", request(b"GET", b"/", b"<a head>")),

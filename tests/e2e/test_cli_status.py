@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.calls import PROBE, Journal, ask, owner_of, probe_server, session_at, stopped
 from tests.e2e.command import COMMAND, OWNER, command, status_of, terminal, worker_of
 from tests.e2e.launching import hang_up
-from tests.gunicorn_server import STOCK, gunicorn_server, until
+from tests.gunicorn_server import CONFIG, STOCK, gunicorn_server, until
 from tests.sessions import play
 
 
@@ -67,6 +67,16 @@ def test_arbiter_is_shown_with_its_address_and_reloads() -> None:
         until(lambda: status_of(server)["arbiters"][0]["reloads"] == 1, "the reload is shown")
         after = until(lambda: _owners(status_of(server), 2), "two workers are shown")
         assert not before & after
+
+
+@pytest.mark.parametrize(
+    ("placement", "shown"), [('"local"', "local"), ('"balanced"', "balanced"), ("lambda mine, others: None", "own")]
+)
+def test_arbiter_says_who_takes_new_sessions(placement: str, shown: str) -> None:
+    config = CONFIG.replace("SessionRouting(", f"SessionRouting(placement={placement}, ")
+    with probe_server(config=config) as server:
+        arbiters = until(lambda: status_of(server)["arbiters"], "the arbiter has said what it is")
+        assert [arbiter["placement"] for arbiter in arbiters] == [shown]
 
 
 def _owners(shown: dict[str, list[dict[str, str]]], number: int) -> set[str]:

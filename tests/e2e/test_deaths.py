@@ -282,6 +282,24 @@ def test_start_leaves_alone_what_is_not_its_own() -> None:
         assert asyncio.run(play(living.url, 20)) == {"right": 20}
 
 
+@pytest.mark.parametrize("forwarder", ["framed", "aiohttp"])
+def test_caller_that_leaves_is_noticed_though_a_child_of_the_forwarding_worker_lives_on(
+    journal: Journal, forwarder: str
+) -> None:
+    config = CONFIG.replace("SessionRouting(", f"SessionRouting(forwarder={forwarder!r}, ")
+    with probe_server(app=BREAKING, journal=journal, config=config) as server:
+        owner, other = server.workers()
+        session = session_at(server, owner)
+        with connection_to(server, other) as connection:
+            connection.request("GET", "/events", headers={"Cookie": session.cookie or ""})
+            response = connection.getresponse()
+            assert response.readline() == f"data: {owner}\n".encode()
+            with connection_to(server, other) as beside:
+                server.seen.add(ask(beside, "/fork").json()["child"])
+        response.close()
+        journal.wait_for(f"the stream is cleaned up {owner}")
+
+
 def test_killed_arbiter_leaves_no_directory_though_a_child_of_its_app_lives_on(journal: Journal) -> None:
     with probe_server(app=BREAKING, journal=journal) as server:
         session = Session()

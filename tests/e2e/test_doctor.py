@@ -61,6 +61,7 @@ def test_the_repositorys_own_configuration_is_good() -> None:
     done = doctor("-c", "gunicorn.conf.py", "--strict", "app:app", env={"SESSION_SECRET": SECRET})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Routing is on, since there are 4 workers." in done.stdout
+    assert "note     New sessions belong to the worker that accepts their connection" in done.stdout
     assert "nothing worse than notes" in done.stdout
     assert done.stderr == ""
 

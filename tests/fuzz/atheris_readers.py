@@ -21,7 +21,10 @@ from pathlib import Path
 
 atheris = importlib.import_module("atheris")
 
-with atheris.instrument_imports(include=["gym_gunicorn", "itsdangerous", "starlette.requests", "http.cookies", "json"]):
+with atheris.instrument_imports(
+    include=["gym_gunicorn", "itsdangerous", "starlette.requests", "http.cookies", "json", "base64"]
+):
+    import msgspec
     from starlette.types import Scope
 
     from gym_gunicorn import wire
@@ -41,11 +44,20 @@ SCOPE: Scope = {
 }
 
 
+HEADS: list[list[object]] = [
+    [b"", b"", None, None, []],
+    [b"", b"", ["", 0], ["", None], [[b"", b""]]],
+    [0, b"", None, None, []],
+    ["", b"", None, None, []],
+]
+REPLIES: list[list[object]] = [[[], 0], [[[b"", b""]], 0], [[[b"", 0]], 0], [[["", b""]], 0]]
+
+
 def check(data: bytes) -> None:
     """Check one property; the first byte says which, the others are what its reader reads."""
     if not data:
         return
-    choice, rest = data[0] % 8, data[1:]
+    choice, rest = data[0] % 9, data[1:]
     if choice == 0:
         properties.cookies_are_read_as_by_starlette(_fields(b"cookie", rest))
     elif choice == 1:
@@ -59,10 +71,15 @@ def check(data: bytes) -> None:
     elif choice == 5:
         properties.heads_are_read_or_refused(rest)
     elif choice == 6:
-        properties.replies_are_read_or_refused(rest.decode("latin-1"))
-    else:
+        properties.replies_are_read_or_refused(rest)
+    elif choice == 7:
         cuts, data = rest[:3], rest[3:]
         properties.frames_are_read_or_refused(data, cuts)
+    else:
+        head = properties.fields_are_read_or_refused(rest)
+        if head is not None:
+            properties.heads_are_read_or_refused(head)
+            properties.replies_are_read_or_refused(head)
 
 
 def _fields(name: bytes, value: bytes) -> Fields:
@@ -82,19 +99,20 @@ def seeds() -> list[bytes]:
         b"\3" + token,
         b"\4" + token.partition(b".")[0],
         b"\4" + properties.SERIALIZER.dump_payload({properties.SESSION_ID_KEY: "b" * 12 + "-" + "0" * 32}),
-        b"\5" + wire.encode_head(SCOPE).encode(),
+        b"\5" + wire.encode_head(SCOPE),
         b"\6" + wire.encode_reply({"status": 200, "headers": [(b"a", b"\xff")]}, 7),
-        # Short, so that a change of few bytes leaves JSON that is wrong in one place.
-        b'\5[1,{"type":"http"},"","",null,null,[]]',
-        b'\5[1,{"type":"http"},"","",[],[],[["",""]]]',
-        b'\5[1,{"type":"http"},0,"",null,null,[]]',
-        b"\6[1,0,[],0]",
-        b'\6[1,0,[["",""]],0]',
-        b'\6[1,0,[["",0]],0]',
+        # Short, so that a change of few bytes leaves MessagePack that is wrong in one place.
+        *(b"\5" + msgspec.msgpack.encode([1, {"type": "http"}, *others]) for others in HEADS),
+        *(b"\6" + msgspec.msgpack.encode([1, 0, *others]) for others in REPLIES),
+        b"\5" + msgspec.msgpack.encode([2]),
+        b"\5\x97\1\x81\xa4type\xdd\xff\xff\xff\xff",
+        b"\6\x94\1\xdf\xff\xff\xff\xff",
         b"\7\0\0\0" + wire.encode_frame({"type": "a"}),
         b"\7\0\0\0" + wire.encode_frame({"type": "a", "headers": []}),
         b"\7\0\0\0" + wire.encode_frame({"type": "a", "body": b""}),
         b"\7\5\6\7" + wire.encode_frame(event) + wire.encode_frame({"text": "a"}) + wire.encode_frame({"bytes": b"a"}),
+        b"\x08" + wire.to_field(wire.encode_head(SCOPE)).encode(),
+        b"\x08" + wire.to_field(wire.encode_reply({"status": 200}, 7)).encode(),
     ]
 
 

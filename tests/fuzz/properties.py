@@ -103,25 +103,33 @@ def heads_are_read_or_refused(value: bytes) -> Scope | None:
     assert scope["type"] in ("http", "websocket")
     assert isinstance(scope["raw_path"], bytes)
     assert isinstance(scope["query_string"], bytes)
-    assert scope["client"] is None or isinstance(scope["client"], tuple)
-    assert scope["server"] is None or isinstance(scope["server"], tuple)
+    assert_is_address(scope["client"])
+    assert_is_address(scope["server"])
     assert_are_fields(scope["headers"])
+    # Compared as bytes, since an entry may be anything, and NaN is not equal to itself.
     again = wire.encode_head(scope)
-    assert again.isascii()
-    assert again.isprintable()
+    assert wire.encode_head(wire.decode_head(again)) == again
     return scope
 
 
 def heads_arrive_as_they_were(scope: Scope) -> None:
-    """A scope is the same on the other side, and travels in bytes that a header field may have."""
+    """A scope is the same on the other side, over a link and in a header field."""
     value = wire.encode_head(scope)
-    assert value.isascii()
-    assert value.isprintable()
-    assert wire.decode_head(value.encode()) == scope
+    assert wire.decode_head(value) == scope
+    assert_travels_in_a_field(value)
 
 
-def replies_are_read_or_refused(value: str) -> Message | None:
-    """Any text is a reply head, and then one that can be written again, or a ``WireError``."""
+def scopes_are_written_or_refused(scope: Scope) -> None:
+    """Any entries of a scope are a head, which can be read unless they are of other types, or a ``WireError``."""
+    try:
+        value = wire.encode_head(scope)
+    except wire.WireError:
+        return
+    heads_are_read_or_refused(value)
+
+
+def replies_are_read_or_refused(value: bytes) -> Message | None:
+    """Any bytes are a reply head, and then one that can be written again, or a ``WireError``."""
     try:
         message, taken = wire.decode_reply(value)
     except wire.WireError:
@@ -129,16 +137,27 @@ def replies_are_read_or_refused(value: str) -> Message | None:
     assert message["type"] == "http.response.start"
     assert_are_fields(message["headers"])
     assert isinstance(taken, int)
-    # Compared as text, since a status may be anything, and NaN is not equal to itself.
-    assert repr(wire.decode_reply(wire.encode_reply(message, taken).decode("ascii"))) == repr((message, taken))
+    again = wire.encode_reply(message, taken)
+    assert wire.encode_reply(*wire.decode_reply(again)) == again
     return message
 
 
 def replies_arrive_as_they_were(message: Message, taken: int) -> None:
-    """A reply's head is the same on the other side, and travels in bytes that a header field may have."""
-    value = wire.encode_reply(message, taken).decode("ascii")
-    assert value.isprintable()
+    """A reply's head is the same on the other side, over a link and in a header field."""
+    value = wire.encode_reply(message, taken)
     assert wire.decode_reply(value) == (message, taken)
+    assert_travels_in_a_field(value)
+
+
+def fields_are_read_or_refused(value: bytes | str) -> bytes | None:
+    """Any field is base64 of a head, of at most the field's length, or a ``WireError``."""
+    try:
+        head = wire.from_field(value)
+    except wire.WireError:
+        return None
+    assert len(head) <= len(value)
+    assert wire.from_field(wire.to_field(head)) == head
+    return head
 
 
 def frames_are_read_or_refused(data: bytes, cuts: Sequence[int] = ()) -> list[Message]:
@@ -164,6 +183,24 @@ def frames_arrive_as_they_were(events: Sequence[Message], cuts: Sequence[int]) -
     """Events are the same on the other side, however the bytes between are cut."""
     data = b"".join(map(wire.encode_frame, events))
     assert frames_are_read_or_refused(data, cuts) == list(events)
+
+
+def assert_travels_in_a_field(head: bytes) -> None:
+    """Fail where a head is another after a header field, or in bytes that a field may not have."""
+    field = wire.to_field(head)
+    assert field.isascii()
+    assert field.isprintable()
+    assert " " not in field
+    assert wire.from_field(field) == wire.from_field(field.encode("ascii")) == head
+
+
+def assert_is_address(address: object) -> None:
+    """Fail where ``address`` is no client or server of ASGI."""
+    if address is not None:
+        assert isinstance(address, tuple)
+        host, port = address
+        assert isinstance(host, str)
+        assert port is None or type(port) is int
 
 
 def assert_are_fields(headers: object) -> None:

@@ -8,10 +8,12 @@ import zlib
 from base64 import b64encode, urlsafe_b64encode
 from typing import Any
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
+from gym_gunicorn import wire
 from tests.fuzz.properties import HEADER, KEY, NAME, NOW, SERIALIZER, SESSION_ID_KEY, stopped_signer
 from tests.hostile.forging import NO_OWNER_IDS
 
@@ -129,7 +131,7 @@ TOKEN_FIELDS = st.lists(
 # Links
 
 _LATIN = st.binary(max_size=12)
-# Two halves of a surrogate pair that meet are one character afterwards.
+# Half a surrogate pair can't be sent.
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _FIELDS = st.lists(st.tuples(_LATIN, _LATIN), max_size=4)
 _ADDRESSES = st.none() | st.tuples(_TEXT, st.none() | st.integers(0, 65535))
@@ -143,7 +145,15 @@ SCOPES: st.SearchStrategy[Scope] = st.fixed_dictionaries(
         "server": _ADDRESSES,
         "headers": _FIELDS,
     },
-    optional={"method": _TEXT, "root_path": _TEXT, "scheme": _TEXT, "subprotocols": st.lists(_TEXT, max_size=3)},
+    optional={
+        "asgi": st.dictionaries(_TEXT, _TEXT, max_size=2),
+        "http_version": st.sampled_from(["1.0", "1.1", "2"]),
+        "method": _TEXT,
+        "root_path": _TEXT,
+        "scheme": _TEXT,
+        "subprotocols": st.lists(_TEXT, max_size=3),
+        "extensions": st.dictionaries(_TEXT, st.dictionaries(_TEXT, _TEXT | st.none() | st.integers(0, 2**32))),
+    },
 )
 REPLIES: st.SearchStrategy[Message] = st.fixed_dictionaries(
     {"type": st.just("http.response.start"), "status": st.integers(100, 599), "headers": _FIELDS}
@@ -160,20 +170,76 @@ EVENTS: st.SearchStrategy[Message] = st.one_of(
 NANOSECONDS = st.integers(0, 2**63)
 
 
-def _nearly(value: Any) -> st.SearchStrategy[Any]:
-    """JSON like ``value``, a list, with some of its items replaced by anything."""
-    return st.tuples(*(st.just(item) | JSON for item in value))
+# What MessagePack can say, and more: texts with half a surrogate pair, integers of any size.
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    JSON | st.binary(max_size=9) | st.datetimes() | st.builds(msgspec.msgpack.Ext, st.integers(0, 127), st.binary()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=5,
+)
+# Scopes that an app server might make by mistake.
+NEARLY_SCOPES: st.SearchStrategy[Scope] = st.tuples(
+    SCOPES,
+    st.dictionaries(
+        st.sampled_from(["path", "raw_path", "query_string", "client", "server", "headers", "extensions", "method"]),
+        ANYTHING,
+        max_size=2,
+    ),
+).map(lambda two: {**two[0], **two[1]})
+
+
+def _packed(value: object) -> bytes:
+    """Return MessagePack of ``value``, or of its text where it has none."""
+    try:
+        return msgspec.msgpack.encode(value)
+    except (ValueError, OverflowError):
+        return msgspec.msgpack.encode(ascii(value))
+
+
+# The beginnings of what does not come: lists, dicts, texts, bytes and extensions of many items, and what there is not.
+_BEGINNINGS = st.sampled_from(
+    [
+        *(bytes([kind]) + b"\xff" * size for kind in (0xDD, 0xDF, 0xDB, 0xC6, 0xC9) for size in (4, 1)),
+        *(bytes([kind]) + b"\0\x10\0\0" for kind in (0xDD, 0xDF)),
+        *(b"\xdc\xff\xff", b"\xde\xff\xff", b"\xda\xff\xff", b"\xc5\xff\xff", b"\xd9\xff", b"\xc4\xff"),
+        *(b"\xc1", b"\x91" * 2000, b"\x81\xa1x" * 2000, b"\x81\x80", b"\xa1\xff", b"\xa3\xed\xa0\x80", b"\xff", b""),
+        *(b"\xd6\xff\0\0\0\1", b"\xc7\x0c\xff" + b"\xff" * 12, b"\xd4\xff\1", b"\xd4\x05x", b"\xcf" + b"\xff" * 8),
+    ]
+)
+PACKED = ANYTHING.map(_packed) | _BEGINNINGS
+
+
+def _nearly(*items: object) -> st.SearchStrategy[bytes]:
+    """A list like that of ``items``, with some of them replaced by anything."""
+    return st.tuples(*(st.just(_packed(item)) | st.just(_packed(item)) | PACKED for item in items)).map(
+        lambda packed: bytes([0x90 + len(packed)]) + b"".join(packed)
+    )
+
+
+def _changed(values: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Bytes with some others in the place of some."""
+    return st.tuples(values, st.integers(0, 200), st.integers(0, 9), PACKED | st.binary(max_size=3)).map(
+        lambda four: four[0][: four[1]] + four[3] + four[0][four[1] + four[2] :]
+    )
 
 
 HEADS = st.one_of(
     st.binary(),
-    JSON.map(lambda value: json.dumps(value).encode()),
-    _nearly([1, {"type": "http"}, "/", "", None, ["::1", 1], [["a", "b"]]]).map(lambda one: json.dumps(one).encode()),
+    PACKED,
+    _nearly(1, {"type": "http"}, b"/", b"", None, ["::1", 1], [[b"a", b"b"]]),
+    _changed(SCOPES.map(wire.encode_head)),
 )
 REPLY_HEADS = st.one_of(
-    st.text(st.characters()),
-    JSON.map(json.dumps),
-    _nearly([1, 200, [["a", "b"]], 7]).map(json.dumps),
+    st.binary(),
+    PACKED,
+    _nearly(1, 200, [[b"a", b"b"]], 7),
+    _changed(REPLIES.map(lambda message: wire.encode_reply(message, 7))),
+)
+FIELDS = st.one_of(
+    st.binary(),
+    st.text(st.characters(), max_size=12),
+    st.text("ABab+/=-_ \n,", max_size=12),
+    HEADS.map(wire.to_field),
+    st.tuples(HEADS.map(b64encode), st.binary(max_size=2)).map(lambda two: two[0][:-2] + two[1]),
 )
 
 

@@ -25,17 +25,34 @@ FORGED: Scope = {
     "server": ("192.0.2.2", 2),
     "headers": [(b"cookie", b"session=forged"), (b"x-forged", b"forged")],
 }
-HEAD = wire.encode_head(FORGED).encode()
-WEBSOCKET_HEAD = wire.encode_head({**FORGED, "type": "websocket"}).encode()
-REPLY = wire.encode_reply({"status": 599, "headers": [(b"set-cookie", b"session=forged"), (b"x-forged", b"")]}, 7)
+
+
+def in_field(head: bytes) -> bytes:
+    """Return a head as siblings write it into a field."""
+    return wire.to_field(head).encode("ascii")
+
+
+LINK_HEAD = wire.encode_head(FORGED)
+HEAD = in_field(LINK_HEAD)
+WEBSOCKET_HEAD = in_field(wire.encode_head({**FORGED, "type": "websocket"}))
+OTHER_VERSION = in_field(LINK_HEAD.replace(bytes([wire.VERSION]), bytes([wire.VERSION + 1]), 1))
+REPLY = in_field(
+    wire.encode_reply({"status": 599, "headers": [(b"set-cookie", b"session=forged"), (b"x-forged", b"")]}, 7)
+)
 
 FIELDS: dict[str, list[bytes]] = {
     "a head": [b"gym-gunicorn-head: " + HEAD],
     "a head in mixed case": [b"Gym-Gunicorn-HEAD: " + HEAD],
-    "several heads": [b"gym-gunicorn-head: " + HEAD, b"GYM-GUNICORN-HEAD: []", b"gym-gunicorn-head:"],
+    "several heads": [b"gym-gunicorn-head: " + HEAD, b"GYM-GUNICORN-HEAD: kA==", b"gym-gunicorn-head:"],
     "a head of a WebSocket": [b"gym-gunicorn-head: " + WEBSOCKET_HEAD],
-    "a head of another version": [b"gym-gunicorn-head: " + HEAD.replace(b"[1,", b"[2,", 1)],
-    "a head of 50 kB": [b"gym-gunicorn-head: [" + b"9" * 50_000],
+    "a head of another version": [b"gym-gunicorn-head: " + OTHER_VERSION],
+    "a head of 50 kB": [b"gym-gunicorn-head: " + b"9" * 50_000],
+    "a head of 50 kB of lists": [b"gym-gunicorn-head: " + in_field(b"\x91" * 37_500)],
+    "a head that claims 2**32 - 1 items": [b"gym-gunicorn-head: " + in_field(b"\xdd\xff\xff\xff\xff")],
+    "a head that is no base64": [b"gym-gunicorn-head: {}"],
+    "a head of a link, in base64": [b"gym-gunicorn-link-head: " + HEAD],
+    "heads of both ways": [b"gym-gunicorn-link-head: " + HEAD, b"gym-gunicorn-head: " + HEAD],
+    "an owner": [b"gym-gunicorn-owner: " + b"f" * 12, b"gym-gunicorn-head: " + HEAD],
     "a reply": [b"gym-gunicorn-reply: " + REPLY],
     "replies in mixed case": [b"GYM-gunicorn-reply: " + REPLY, b"gym-gunicorn-reply: x"],
     "both": [b"gym-gunicorn-head: " + HEAD, b"gym-gunicorn-reply: " + REPLY],
@@ -102,7 +119,7 @@ def test_owner_that_a_forged_head_names_is_not_asked() -> None:
     async def scenario() -> None:
         async with pair() as two:
             cookie = b"session=" + session_cookie(of(two.owner.owner_id)).encode()
-            head = wire.encode_head({**FORGED, "headers": [(b"cookie", cookie)]}).encode()
+            head = in_field(wire.encode_head({**FORGED, "headers": [(b"cookie", cookie)]}))
             answer = await two.ask(fields=[b"gym-gunicorn-head: " + head])
             assert (answer.seen["by"], answer.seen["session"]) == ("other", {})
             assert two.forwards() == 0

@@ -143,6 +143,45 @@ def test_unevenness_is_the_most_stamped_over_the_mean(directory: SocketDirectory
     del kept
 
 
+BALANCED = 'SessionRouting(placement="balanced")'
+
+
+def test_balanced_is_named_where_sessions_are_left_where_they_land_and_fall_unevenly(
+    directory: SocketDirectory,
+) -> None:
+    kept = [worker(directory, stamped=stamped) for stamped in (2, 10, 20)]
+    said(directory, placement="local")
+    assert f"1.9 times the mean; {BALANCED} evens new sessions out" in shown(found(directory))
+    del kept
+
+
+def test_balanced_is_named_where_the_arbiter_does_not_say_who_places(directory: SocketDirectory) -> None:
+    kept = [worker(directory, stamped=stamped) for stamped in (2, 10, 20)]
+    assert found(directory).arbiters == ()
+    assert BALANCED in shown(found(directory))
+    said(directory, placement=3)
+    assert BALANCED in shown(found(directory))
+    del kept
+
+
+@pytest.mark.parametrize("placement", ["balanced", "own"])
+def test_balanced_is_not_named_where_sessions_are_placed_already(directory: SocketDirectory, placement: str) -> None:
+    kept = [worker(directory, stamped=stamped) for stamped in (2, 10, 20)]
+    said(directory, placement=placement)
+    assert "1.9 times the mean" in shown(found(directory))
+    assert BALANCED not in shown(found(directory))
+    del kept
+
+
+@pytest.mark.parametrize("stamped", [(10, 10, 19), (2, 2, 15)], ids=["even enough", "too few to tell"])
+def test_balanced_is_not_named_without_need(directory: SocketDirectory, stamped: tuple[int, ...]) -> None:
+    kept = [worker(directory, stamped=number) for number in stamped]
+    said(directory, placement="local")
+    assert "times the mean" in shown(found(directory))
+    assert BALANCED not in shown(found(directory))
+    del kept
+
+
 def test_server_without_sessions_is_neither_even_nor_uneven(directory: SocketDirectory) -> None:
     kept = [worker(directory), worker(directory)]
     assert found(directory).unevenness() is None
@@ -239,7 +278,9 @@ FACTS = st.recursive(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-@given(facts=st.dictionaries(st.sampled_from(["name", "addresses", "workers", "reloads", "version"]), FACTS))
+@given(
+    facts=st.dictionaries(st.sampled_from(["name", "addresses", "workers", "reloads", "placement", "version"]), FACTS)
+)
 def test_no_arbiters_words_are_too_odd(directory: SocketDirectory, facts: dict[str, object]) -> None:
     said(directory, **facts)
     (arbiter,) = found(directory).arbiters

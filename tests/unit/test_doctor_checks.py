@@ -24,7 +24,7 @@ from gym_gunicorn.cli.diagnosis.findings import Finding, as_json, as_text, exit_
 from gym_gunicorn.hooks import HOOKS
 
 COOKIE = Cookie("session", 1209600, fingerprint=7, flags="httponly; samesite=lax")
-HOOKED = Configuration(app="app:app", hooks={name: "ours" for name in HOOKS})
+HOOKED = Configuration(app="app:app", hooks={name: "ours" for name in HOOKS}, routing=Routing(placement="balanced"))
 APP = App(cookies=[COOKIE])
 HOST = Host(folder=Folder(longest=43))
 SECURE = replace(COOKIE, flags="httponly; samesite=lax; secure")
@@ -71,6 +71,7 @@ def test_a_good_configuration_is_all_right() -> None:
         ("secret-differs", "error", {"routing": Routing(given=replace(COOKIE, fingerprint=8))}),
         ("max-age-differs", "warning", {"routing": Routing(given=replace(COOKIE, max_age=60))}),
         ("carrier-token", "ok", {"routing": Routing(token_header="X-Session")}),
+        ("placement-local", "note", {"routing": Routing(placement="local")}),
     ],
 )
 def test_what_a_configuration_costs_is_found(code: str, level: str, changes: dict[str, Any]) -> None:
@@ -78,6 +79,20 @@ def test_what_a_configuration_costs_is_found(code: str, level: str, changes: dic
     assert finding.level == level
     assert level == "ok" or level == "note" or finding.remedy
     assert code not in found()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"routing": Routing(placement="own")},
+        {"routing": Routing(routing="always"), "workers": 1},
+        {"routing": Routing(), "workers": 1},
+        {"routing": Routing(routing="off")},
+    ],
+    ids=["a policy of the user's", "one worker, routed", "one worker", "not routed"],
+)
+def test_nothing_is_said_of_new_sessions_where_they_are_placed_or_there_is_no_choice(changes: dict[str, Any]) -> None:
+    assert "placement-local" not in found(replace(HOOKED, **changes))
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def forged() -> bytes:
         "root_path": "",
         "asgi": {"version": "3.0"},
     }
-    head = wire.encode_head(scope)
+    head = wire.to_field(wire.encode_head(scope))
     return f"GET /mine HTTP/1.1\r\nHost: x\r\n{wire.HEAD_FIELD.decode()}: {head}\r\n\r\n".encode()
 
 

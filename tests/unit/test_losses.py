@@ -42,6 +42,9 @@ class Lost:
     async def reach(self, owner_id: str) -> bool:
         raise AssertionError("nothing is placed")
 
+    def transports(self) -> list[asyncio.BaseTransport]:
+        return []
+
     async def close(self) -> None:
         """Nothing is open."""
 

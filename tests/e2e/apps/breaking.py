@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from tests.e2e.apps.journal import note
 from tests.e2e.apps.probe import block, count, hold, lifespan, pid
+from tests.e2e.apps.streams import events
 
 
 async def fork(request: Request) -> JSONResponse:
@@ -61,6 +62,7 @@ app = Starlette(
         Route("/count", count, methods=["POST"]),
         Route("/hold", hold),
         Route("/block", block),
+        Route("/events", events),
         Route("/fork", fork),
         Route("/end", end),
         Route("/throw", throw_here),
