@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gym_gunicorn.errors import Broken, Busy, ForwardError, describe
 from gym_gunicorn.figures import Figures
 from gym_gunicorn.frames import BODY, END, REPLY
-from gym_gunicorn.link import Link, LinkLost
+from gym_gunicorn.link import Link
 from gym_gunicorn.peer import KEEP_ALIVE, Peer
 from gym_gunicorn.sockets import check_listener, connect_failure
 
@@ -63,7 +63,9 @@ class LinkPeer(Peer):
                 raise
         except OSError as error:
             failure: ForwardError | None = connect_failure(self.owner_id, error)
-            if failure is None and isinstance(error, LinkLost):
+            if failure is None and isinstance(error, ConnectionError):
+                # Closed before the greeting, or while it still waited to be accepted, of which
+                # uvloop tells as a connect that failed: a listener that is closed resets what waits.
                 failure = await self.verdict(error)
                 if isinstance(failure, Broken):
                     # Nothing of the request was sent.

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.e2e.calls import stopped
-from tests.faults.players import Ledger, Tally
+from tests.faults.scenario import lacking
+from tests.faults.tally import Ledger, Tally
 from tests.gunicorn_server import GunicornServer
 
 # Seconds after which a caller calls it a hang.
@@ -30,8 +29,7 @@ def descriptors_for(count: int) -> Iterator[None]:
     """Let this process and what it starts have ``count`` open files; a test is left out where that is not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
-        name = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].rpartition(" ")[0]
-        pytest.skip(f"could not run: {name} needs {count} file descriptors")
+        lacking(f"{count} file descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))
     try:
         yield

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shutil
 import signal
 import subprocess
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from tests.e2e.calls import assert_nothing_left
-from tests.faults.players import Ledger, Tally, ledger, play
+from tests.faults.files import listener_of, remove_tree
+from tests.faults.players import come_true, play
+from tests.faults.tally import Ledger, Tally, ledger
 from tests.gunicorn_server import CONFIG, ROOT, GunicornServer, children, gunicorn_server, is_alive, until
 
 SETTINGS = CONFIG + 'pidfile = "{parent}/pid"\n'
 
 # Seconds after which gunicorn takes a silent worker for dead, and which stopping ones have.
 TIMEOUT = 6
-
-# Seconds in which a running server has put back what was removed of its sockets, generously:
-# the machine is busy.
-HEALED = 5.0
 
 QUERIES = ("", "", "", "?stream=1&size=200000", "?size=20000", "?hold=0.1", "?hold=0.5", "?block=0.2")
 
@@ -50,6 +48,7 @@ class Mixture:
         self.arbiter = self.server.pid
         self.started: list[subprocess.Popen[bytes]] = []
         self.stopped: set[int] = set()
+        self.healing: list[asyncio.Task[None]] = []
 
     async def run(self, seconds: float, say: Callable[[str], None] = lambda line: None, players: int = 200) -> None:
         """Play for ``seconds``, break something about once a second, and let everything recover."""
@@ -64,9 +63,8 @@ class Mixture:
                 await fault(self)
                 self.see()
                 say(f"{max(0, end - loop.time()):4.0f} s left: {self.tally.line()}")
-            for pid in self.stopped:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+            self.let_go_on()
+            await asyncio.gather(*self.healing)
 
         await play(
             self.server.url,
@@ -97,6 +95,31 @@ class Mixture:
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
         return pid
+
+    def let_go_on(self) -> None:
+        """Let those go on that stand still for ever."""
+        for pid in self.stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    async def removed(self, remove: Callable[[], dict[Path, int]]) -> None:
+        """Remove private sockets, and excuse wrong 410 until those whose workers live are there again.
+
+        Args:
+            remove: does it, and returns who listened at each of them.
+        """
+
+        async def heal() -> None:
+            def is_healed() -> bool:
+                return all(listener_of(path) == pid for path, pid in listeners.items() if is_alive(pid))
+
+            await come_true(is_healed, f"{listeners} are there again")
+            self.tally.unhealed -= 1
+            self.tally.healed = asyncio.get_running_loop().time()
+
+        self.tally.unhealed += 1
+        listeners = await asyncio.to_thread(remove)
+        self.healing.append(asyncio.create_task(heal()))
 
     def tell(self, signum: signal.Signals) -> None:
         """Send a signal to the arbiter."""
@@ -130,10 +153,6 @@ def mixture(seed: int) -> Iterator[Mixture]:
                 with suppress(ProcessLookupError):
                     process.kill()
                 process.wait()
-
-
-async def come_true(condition: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(until, condition, what)
 
 
 # What breaks
@@ -181,15 +200,31 @@ async def fewer_workers(it: Mixture) -> None:
 
 async def socket_removed(it: Mixture) -> None:
     sockets = sorted(it.server.parent.glob("gym-gunicorn-*/*.sock"))
-    if sockets:
-        it.chance.choice(sockets).unlink(missing_ok=True)
-        it.tally.excused_until = asyncio.get_running_loop().time() + HEALED
+    if not sockets:
+        return
+    path = it.chance.choice(sockets)
+
+    def remove() -> dict[Path, int]:
+        pid = listener_of(path)
+        path.unlink(missing_ok=True)
+        return {path: pid}
+
+    await it.removed(remove)
 
 
 async def directory_removed(it: Mixture) -> None:
-    for directory in it.server.directories():
-        shutil.rmtree(directory, ignore_errors=True)
-    it.tally.excused_until = asyncio.get_running_loop().time() + HEALED
+    def remove() -> dict[Path, int]:
+        listeners = {}
+        for directory in it.server.directories():
+            aside = directory.with_name("aside")
+            with suppress(FileNotFoundError):
+                directory.rename(aside)
+                # All that were in it, and none that was bound too late to be removed.
+                listeners.update({directory / path.name: listener_of(path) for path in aside.glob("*.sock")})
+                remove_tree(aside)
+        return listeners
+
+    await it.removed(remove)
 
 
 async def upgraded_or_rolled_back(it: Mixture) -> None:
@@ -217,6 +252,8 @@ async def arbiter_killed_and_started_again(it: Mixture) -> None:
         if process.pid == it.arbiter:
             await asyncio.to_thread(process.wait)
     await come_true(lambda: not is_alive(it.arbiter), "the arbiter is dead")
+    # Who has no arbiter any more is never ended for standing still, and holds the port.
+    it.let_go_on()
     command = cast("list[str]", it.server.process.args)
     ready = it.server.ready_workers()
     while True:

@@ -11,125 +11,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
-import socket
-import sys
 import uuid
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import aiohttp
 
 from gym_gunicorn.server import LINGER
-from tests.gunicorn_server import is_alive, until
+from tests.faults.files import is_served
+from tests.faults.tally import Tally
+from tests.gunicorn_server import until
 from tests.sessions import owner_in
-
-# Under which a scenario's figures are kept as a line of JSON, where it is set.
-REPORT = "GYM_GUNICORN_FAULT_REPORT"
-
-
-class Ledger:
-    """The file in which ``tests.faults.ledger`` writes what was run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"LEDGER": str(self.path)}
-
-    def runs(self) -> Counter[str]:
-        """Return how often each request was run."""
-        if not self.path.exists():
-            return Counter()
-        return Counter(line.partition(" ")[0] for line in self.path.read_text().splitlines())
-
-
-@contextmanager
-def ledger() -> Iterator[Ledger]:
-    """A ledger of a test's own, which workers of another user can write to as well."""
-    with TemporaryDirectory(prefix="gg-ledger-", dir="/tmp") as folder:
-        os.chmod(folder, 0o777)
-        yield Ledger(Path(folder) / "ledger")
-
-
-@dataclass
-class Tally:
-    """What became of the requests of a scenario.
-
-    ``faults`` says in words what must never happen; ``gone_from`` are the pids of owners
-    whose sessions got 410. ``answered``, ``refused``: the nonces of requests that got 200,
-    and of those that got 503 with the promise that they were not run. ``idle``: requests over
-    connections over which their callers had sent nothing for longer than a stopping server lets
-    them linger, and which were closed. ``anew``: sessions that began anew without a word, where a scenario
-    says that this is right. ``ids`` are all sessions there ever were,
-    and ``owners`` the pids of those that answered.
-    """
-
-    requests: int = 0
-    right: int = 0
-    gone: int = 0
-    busy: int = 0
-    broken: int = 0
-    idle: int = 0
-    hung: int = 0
-    anew: int = 0
-    sessions: int = 0
-    faults: list[str] = field(default_factory=list)
-    gone_from: set[int] = field(default_factory=set)
-    ids: set[str] = field(default_factory=set)
-    owners: set[int] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)
-    causes: Counter[str] = field(default_factory=Counter)
-    # The event loop's time until which 410 may be wrong, since sockets were removed.
-    excused_until: float = 0.0
-
-    def line(self) -> str:
-        """Return the figures in words."""
-        return (
-            f"{self.sessions} sessions, {self.requests} requests: {self.right} right, {self.gone} x 410, "
-            f"{self.busy} x 503, {self.broken} broken, {self.idle} idle ones closed, {self.anew} begun anew, "
-            f"{len(self.faults)} wrong, {self.hung} hung"
-        )
-
-    def check(self, ledger: Ledger, *, owners_live: bool = False) -> None:
-        """Fail where the invariant is broken.
-
-        Args:
-            owners_live: whether 410 may have been said of owners that live on.
-        """
-        runs = ledger.runs()
-        self.faults += [f"{nonce} was run {times} times" for nonce, times in runs.items() if times > 1 and nonce != "-"]
-        self.faults += [f"{nonce} was answered and never run" for nonce in self.answered if not runs[nonce]]
-        self.faults += [f"{nonce} got 503, and was run" for nonce in self.refused if runs[nonce]]
-        if not owners_live:
-            for pid in self.gone_from:
-                until(lambda pid=pid: not is_alive(pid), f"{pid}, whose sessions got 410, has ended")  # type: ignore[misc]
-        assert not self.faults, (self.line(), self.faults[:20], self.causes)
-        assert not self.hung, (self.line(), self.causes)
-
-    def report(self, scenario: str, left: int = 0) -> None:
-        """Keep the figures for the table, where somebody wants it."""
-        path = os.environ.get(REPORT)
-        if path:
-            figures = {
-                "scenario": scenario,
-                **{
-                    name: getattr(self, name)
-                    for name in ("requests", "right", "gone", "busy", "broken", "idle", "hung", "anew")
-                },
-                "wrong": len(self.faults),
-                "left": left,
-                "causes": self.causes,
-            }
-            with open(path, "a") as file:
-                file.write(json.dumps(figures) + "\n")
 
 
 class Player:
@@ -158,6 +51,8 @@ class Player:
         # connection before that: a caller that has much to do is late itself.
         self.sent = 0.0
         self.silent_since = 0.0
+        # When it has begun its last request.
+        self.began = 0.0
         self.url = url
         self.tally = tally
         self.patience = patience
@@ -194,6 +89,7 @@ class Player:
         self.tally.requests += 1
         cookie = self.cookie()
         self.silent_since = self.sent
+        self.began = asyncio.get_running_loop().time()
         try:
             async with self.http.post(f"{self.url}/count{query}", data=body, headers={"X-Nonce": nonce}) as response:
                 content = await response.read()
@@ -246,7 +142,7 @@ class Player:
             owner = owner_in(cookie)
             if owner is None:
                 return self._wrong("410 for a request that named no owner")
-            excused = asyncio.get_running_loop().time() < self.tally.excused_until
+            excused = self.tally.unhealed or self.began < self.tally.healed
             if self.folder is not None and not excused and is_served(self.folder, owner):
                 return self._wrong(f"410, and its owner {self.owner} serves its socket")
             self.tally.gone += 1
@@ -296,16 +192,9 @@ class Player:
         return "right"
 
 
-def is_served(folder: Path, owner: str) -> bool:
-    """Tell whether a living process listens on an owner's private socket, in any socket directory in ``folder``."""
-    for path in folder.glob(f"gym-gunicorn-*/{owner}.sock"):
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            probe.setblocking(False)
-            probe.connect(str(path))
-            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            if is_alive(int.from_bytes(credentials[:4], sys.byteorder)):
-                return True
-    return False
+async def come_true(condition: Callable[[], object], what: str) -> None:
+    """Poll until ``condition`` returns something true, while others play; fail where it does not in time."""
+    await asyncio.to_thread(until, condition, what)
 
 
 Disturb = Callable[[], Awaitable[object]]

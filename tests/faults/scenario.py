@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.e2e.calls import assert_nothing_left
-from tests.faults.players import Ledger, Tally, ledger, play
+from tests.faults.players import play
+from tests.faults.tally import Ledger, Tally, ledger
 from tests.gunicorn_server import GunicornServer, gunicorn_server
 
 APP = "tests.faults.ledger:app"
@@ -93,6 +94,11 @@ def scenario(
 def dice(seed: object) -> random.Random:
     """Return chance that can be repeated."""
     return random.Random(str(seed))
+
+
+def in_words(what: Callable[..., object]) -> str:
+    """Return the name of what a test does, for the table."""
+    return what.__name__.replace("_", " ")
 
 
 def lacking(what: str) -> NoReturn:

@@ -25,8 +25,10 @@ from tests.e2e.calls import (
     status,
 )
 from tests.e2e.launching import needs
-from tests.faults.scenario import scenario
-from tests.faults.test_files_removed import witnesses
+from tests.faults.files import (
+    witnesses,
+)
+from tests.faults.scenario import in_words, scenario
 from tests.gunicorn_server import CONFIG, GUNICORN, GunicornServer, gunicorn_server, is_alive, until
 
 IN_SMALL = CONFIG.replace("{parent}", "{parent}/small")
@@ -153,7 +155,7 @@ def test_start_in_a_folder_that_can_not_be_used_names_the_folder_and_the_setting
 @HARMS
 def test_sessions_go_on_in_a_folder_that_has_become_full_or_read_only(harm: Harm, tmp_path: Path) -> None:
     gunicorn = command(tmp_path / "gunicorn", f"nr_inodes={INODES},size=1m")
-    name = f"files: {harm.__name__.replace('_', ' ')} while it serves"
+    name = f"files: {in_words(harm)} while it serves"
     with scenario(name, config=IN_SMALL, gunicorn=gunicorn) as broken:
         sessions = witnesses(broken.server)
         mends: list[Callable[[], None]] = []
@@ -248,7 +250,7 @@ def test_sockets_removed_while_the_folder_is_full_are_bound_again_when_there_is_
         mend = make_full(server)
         for path in directory.glob("*.sock"):
             # There is no more room for that: whoever listens at a socket keeps its inode.
-            path.unlink()
+            path.unlink(missing_ok=True)
         until(lambda: "No space left on device" in server.log(), "the log says what is wrong")
         for session in sessions:
             assert status(server, session) in (200, 410)
@@ -268,7 +270,8 @@ def test_sockets_removed_while_there_is_no_room_for_data_are_bound_again_at_once
         (directory,) = small(server).glob("gym-gunicorn-*")
         make_full_of_data(server)
         for path in directory.iterdir():
-            path.unlink()
+            # Some are but beside what they are to replace.
+            path.unlink(missing_ok=True)
         until(lambda: owners(server) == before, "the sockets are there again")
         for calls, pid in enumerate(server.workers(), start=2):
             with connection_to(server, pid) as connection:

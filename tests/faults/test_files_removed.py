@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import signal
-import socket
-import stat
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,118 +23,32 @@ from tests.e2e.calls import (
     session_at,
     status,
 )
-from tests.faults.scenario import scenario
+from tests.faults.files import (
+    Sockets,
+    is_held,
+    remove_tree,
+    the_directory,
+    witnesses,
+)
+from tests.faults.scenario import in_words, scenario
 from tests.gunicorn_server import CONFIG, GunicornServer, children, is_alive, until
 
 Break = Callable[["Sockets"], object]
-
-
-def listener_of(path: Path) -> int:
-    """Return the pid of the process that listens at ``path``, or 0 where nobody does."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(10)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return 0
-        return int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
-
-
-def lockers(directory: Path) -> set[int]:
-    """Return the pids of the processes that took the shared locks that there are on a directory."""
-    status = directory.lstat()
-    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return {int(line[4]) for line in lines if line[1:6:4] == ["FLOCK", file] and line[3] == "READ"}
-
-
-def is_held(directory: Path) -> bool:
-    """Tell whether somebody holds the lock on a directory, as a sweeper and systemd-tmpfiles find out."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def has_open(pid: int, directory: Path) -> bool:
-    """Tell whether a process has the directory open that is at this path now."""
-    with suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):
-                if entry.stat().st_ino == directory.lstat().st_ino and os.readlink(entry) == str(directory):
-                    return True
-    return False
-
-
-@dataclass
-class Sockets:
-    """The socket directory of a server as it was before something broke, and who listened in it (owner to pid)."""
-
-    directory: Path
-    inode: int
-    pids: dict[str, int]
-
-    @classmethod
-    def of(cls, server: GunicornServer) -> Sockets:
-        (directory,) = server.directories()
-        return cls(directory, directory.lstat().st_ino, {owner: server.pid_of(owner) for owner in server.owners()})
-
-    def path(self, owner: str) -> Path:
-        return self.directory / f"{owner}.sock"
-
-    def are_there(self) -> bool:
-        """Tell whether all the workers can be reached again where they were."""
-        return all(listener_of(self.path(owner)) == pid for owner, pid in self.pids.items() if is_alive(pid))
-
-    def wait(self) -> None:
-        until(self.are_there, "every worker's socket is there again")
-
-    def assert_as_before(self, server: GunicornServer) -> None:
-        """One directory, at the same path, private, and locked by each process of its own."""
-        assert server.directories() == [self.directory]
-        there = self.directory.lstat()
-        assert stat.S_ISDIR(there.st_mode)
-        assert stat.S_IMODE(there.st_mode) == 0o700
-        assert {there.st_uid} == {os.stat(f"/proc/{pid}").st_uid for pid in self.pids.values()}
-        everyone = {server.pid, *self.pids.values()}
-        until(lambda: all(has_open(pid, self.directory) for pid in everyone), "everyone has it open")
-        if there.st_ino != self.inode:
-            # At the start workers share their arbiter's lock; afterwards each has taken its own.
-            until(lambda: lockers(self.directory) >= everyone, "everyone has locked it")
-        assert is_held(self.directory)
-
-
-def witnesses(server: GunicornServer, number: int = 20) -> list[Session]:
-    """Sessions that have counted one call each, wherever they landed."""
-    sessions = [Session() for _ in range(number)]
-    assert [count(server, session) for session in sessions] == [1] * number
-    return sessions
 
 
 def one_socket(sockets: Sockets) -> None:
     sockets.path(min(sockets.pids)).unlink()
 
 
-def the_directory(sockets: Sockets) -> None:
-    # While somebody puts back what is being removed, rmtree starts again, as `rm -rf` would be.
-    while sockets.directory.exists() and not sockets.are_there():
-        shutil.rmtree(sockets.directory, ignore_errors=True)
-    shutil.rmtree(sockets.directory, ignore_errors=True)
-
-
 def moved_away(sockets: Sockets) -> None:
     aside = sockets.directory.with_name("aside")
     sockets.directory.rename(aside)
-    shutil.rmtree(aside)
+    remove_tree(aside)
 
 
 @pytest.mark.parametrize("remove", [one_socket, the_directory, moved_away])
 def test_server_under_load_puts_back_what_was_removed_and_no_session_is_lost(remove: Break) -> None:
-    with scenario(f"files: {remove.__name__} removed, twice", workers=4) as broken:
+    with scenario(f"files: {in_words(remove)} removed, twice", workers=4) as broken:
         sockets = Sockets.of(broken.server)
         sessions = witnesses(broken.server)
 
@@ -337,7 +245,7 @@ def post_worker_init(worker):
     except FileExistsError:
         pass
     else:
-        shutil.rmtree(worker.directory.path)
+        shutil.rmtree(worker.directory.path, ignore_errors=True)
     routing.post_worker_init(worker)
 """
 )

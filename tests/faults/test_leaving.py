@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.e2e.calls import Session, ask, connection_to, session_at
 from tests.faults.crowd import descriptors
-from tests.faults.players import Tally
 from tests.faults.scenario import Scenario, scenario
+from tests.faults.tally import Tally
 from tests.gunicorn_server import GunicornServer, until
 
 SLOW = "tests.faults.slow:app"
@@ -145,7 +145,7 @@ def test_caller_may_leave_at_any_stage() -> None:
 
             # Not made smaller: what one example leaves behind, all after it would find.
             @settings(
-                max_examples=100,
+                max_examples=60,
                 derandomize=True,
                 deadline=None,
                 database=None,

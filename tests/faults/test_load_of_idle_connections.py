@@ -86,3 +86,4 @@ def test_five_thousand_idle_connections_do_not_hold_up_a_stop() -> None:
         log = server.log()
         assert log.count("Application shutdown complete") == 2
         assert "SIGKILL" not in log
+        scene.ended()

@@ -6,9 +6,9 @@ import asyncio
 import signal
 
 from tests.e2e.launching import reconfigure
-from tests.faults.players import rounds
+from tests.faults.players import come_true, rounds
 from tests.faults.scenario import SECONDS, scenario
-from tests.gunicorn_server import CONFIG, STOCK, errors, until
+from tests.gunicorn_server import CONFIG, STOCK, errors
 
 SETTINGS = CONFIG + 'raw_env = ["NO_IMPORT="]\n'
 
@@ -32,7 +32,7 @@ def test_reloads_while_workers_are_starting_break_no_connection() -> None:
     with scenario("SIGHUP while workers are starting", workers=3, env={"SLOW_IMPORT": "0.7"}) as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS / 2):
                 game.server.send(signal.SIGHUP)
                 await asyncio.sleep(game.chance.uniform(0.1, 0.6))
 
@@ -51,12 +51,11 @@ def test_reload_to_an_app_that_can_not_be_imported_ends_the_server_and_no_caller
             game.server.send(signal.SIGHUP)
             assert await asyncio.to_thread(game.server.wait) != 0
             # Orphaned workers may still drain.
-            await asyncio.to_thread(until, lambda: not game.server.survivors(), "every process has ended")
-            await asyncio.sleep(1)
+            await come_true(lambda: not game.server.survivors(), "every process has ended")
+            await come_true(lambda: game.tally.causes["ClientConnectorError"], "somebody asks when the server is gone")
 
         tally = game.play(disturb, players=60, recover=0)
         assert tally.right
-        assert tally.causes["ClientConnectorError"], "nobody asked when the server was gone"
         assert "this app can't be imported" in game.server.log()
         game.ended()
 

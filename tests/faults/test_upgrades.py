@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.faults.players import come_true
 from tests.faults.scenario import Scenario, scenario
-from tests.gunicorn_server import CONFIG, children, is_alive, until
+from tests.gunicorn_server import CONFIG, children, is_alive
 
 # gunicorn names the new arbiter beside the old one's file, until that one has gone.
 SETTINGS = CONFIG + 'pidfile = "{parent}/pid"\n'
-
-
-async def come_true(condition: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(until, condition, what)
 
 
 def arbiter_in(path: Path) -> int:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from gym_gunicorn import SessionRouting
+from tests.faults.players import come_true
 from tests.faults.scenario import Scenario, scenario
-from tests.gunicorn_server import CONFIG, until
+from tests.gunicorn_server import CONFIG
 
 RAISES = (
     CONFIG
@@ -65,17 +66,19 @@ def test_hook_of_the_users_that_raises_costs_no_right_answer(
     with scenario(name, "--graceful-timeout", "3", config=config, workers=2) as game:
 
         async def disturb() -> None:
-            await asyncio.sleep(0.5)
+            await come_true(lambda: game.tally.right >= 40, "the callers are served")
             (game.server.parent / when).touch()
             target(game, signum)
             if ends:
                 assert await asyncio.to_thread(game.server.wait) != 0
                 # Orphaned workers may still drain.
-                await asyncio.to_thread(until, lambda: not game.server.survivors(), "every process has ended")
+                await come_true(lambda: not game.server.survivors(), "every process has ended")
                 return
-            await asyncio.to_thread(until, lambda: "the user's hook breaks" in game.server.log(), "it has raised")
+            await come_true(lambda: "the user's hook breaks" in game.server.log(), "it has raised")
+            right = game.tally.right
+            await come_true(lambda: game.tally.right >= right + 200, "the callers are served")
             # The child of a pre_exec that raises waits as long for workers that are not its own.
-            await asyncio.sleep(4.0 if hook == "pre_exec" else 1.0)
+            await come_true(lambda: len(game.server.workers()) == 2, "two workers and no other child are left")
 
         tally = game.play(disturb, players=40, recover=0 if ends else 3)
         assert tally.right

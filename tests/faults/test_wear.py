@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.e2e.calls import processes_of
-from tests.faults.players import Player, rounds
+from tests.faults.players import Player, come_true, rounds
 from tests.faults.scenario import SECONDS, Scenario, lacking, scenario
 from tests.gunicorn_server import is_alive, until
 
@@ -31,7 +31,7 @@ def test_small_max_requests_break_no_connection() -> None:
 
         async def disturb() -> None:
             await asyncio.sleep(SECONDS)
-            await asyncio.to_thread(until, lambda: game.tally.gone, "a worker has had enough")
+            await come_true(lambda: game.tally.gone, "a worker has had enough")
 
         tally = game.play(disturb, players=60)
         assert tally.gone
@@ -96,7 +96,7 @@ def test_worker_that_leaks_until_the_kernel_kills_it_costs_its_own_sessions() ->
                             assert (await response.json())["pid"] == leaking
                     except aiohttp.ClientError:
                         break
-                await asyncio.to_thread(until, lambda: not is_alive(leaking), "the kernel has killed it")  # noqa: B023
+                await come_true(lambda: not is_alive(leaking), "the kernel has killed it")  # noqa: B023
                 await player.close()
                 await asyncio.sleep(1)
 
@@ -121,9 +121,8 @@ def test_sessions_of_a_killed_worker_get_410_at_once_though_its_children_live_on
                 assert answer["pid"] == player.owner
                 forked.append(answer["child"])
                 game.server.seen.add(answer["child"])
-                await asyncio.sleep(0.5)
                 os.kill(player.owner, signal.SIGKILL)
-                await asyncio.sleep(0.5)
+                await come_true(lambda: not is_alive(player.owner), "it is dead")  # noqa: B023
                 assert await player.step() in ("gone", "broken")
                 await player.close()
 
