@@ -27,6 +27,9 @@ SESSIONS = 200
 WORKERS = 4
 SETUPS = ("ours-framed", "ours-balanced")
 
+# Seconds for which the throughput of computations is measured.
+COMPUTING = 4.0
+
 
 @dataclass
 class Way:
@@ -138,13 +141,39 @@ async def after_a_kill(server: Server) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def started(setup: Setup) -> Iterator[Server]:
+def started(setup: Setup, workers: int = WORKERS) -> Iterator[Server]:
     """A server whose workers have made no session yet."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder,
-        served(setup, WORKERS, Path(folder) / setup.name) as server,
+        served(setup, workers, Path(folder) / setup.name) as server,
     ):
         yield server
+
+
+async def computing(url: str) -> float:
+    """Return how many requests of 20 ms of computation are answered a second, through 8 kept connections.
+
+    Each makes a session of its own first, all at the same time, and stays with it.
+    """
+    answered = 0
+    loop = asyncio.get_running_loop()
+
+    async def one(http: aiohttp.ClientSession) -> None:
+        nonlocal answered
+        async with http.post(f"{url}/session") as made:
+            cookie = made.headers["set-cookie"].partition(";")[0]
+        begins = loop.time() + 0.5
+        while (now := loop.time()) < begins + COMPUTING:
+            async with http.post(f"{url}/compute", headers={"Cookie": cookie}) as answer:
+                if answer.status != 200:
+                    raise RuntimeError(f"{answer.status} for a computation")
+                await answer.read()
+            answered += begins <= now
+
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(pool(1, True)) for _ in range(8)]
+        await asyncio.gather(*map(one, clients))
+    return answered / COMPUTING
 
 
 def spread(values: Sequence[float]) -> str:
@@ -156,7 +185,7 @@ def measure(repeats: int, out: Path) -> None:
     """Print the table, and keep it in ``out``."""
     found: dict[str, dict[str, list[float]]] = {}
     chosen: list[Setup] = [setups()[name] for name in SETUPS]
-    progress = Progress(len(chosen) * repeats * (len(WAYS) + 2))
+    progress = Progress(len(chosen) * repeats * (len(WAYS) + 3) + repeats)
     for setup in chosen:
         for repeat in range(repeats):
 
@@ -166,7 +195,10 @@ def measure(repeats: int, out: Path) -> None:
             for way in WAYS:
                 progress.step(f"{setup.name}, {repeat + 1} of {repeats}: {way.title}")
                 with started(setup) as server:
+                    before = server.cpu_ns()
                     note(way.title, uneven(asyncio.run(_made(way, server.url))))
+                    if way is WAYS[4]:
+                        note("CPU of a session of one request, in µs", (server.cpu_ns() - before) / SESSIONS / 1000)
             progress.step(f"{setup.name}, {repeat + 1} of {repeats}: one worker computes")
             with started(setup) as server:
                 share, others = asyncio.run(beside_one_that_computes(server.url))
@@ -177,6 +209,17 @@ def measure(repeats: int, out: Path) -> None:
                 even, new = asyncio.run(after_a_kill(server))
             note("after a kill: 200 more", even)
             note("after a kill: share of the new worker", new)
+    for repeat in range(repeats):
+        alone = 0.0
+        for setup in (setups()["one"], *chosen):
+            progress.step(f"{setup.name}, {repeat + 1} of {repeats}: 20 ms of computation a request")
+            with started(setup, 2) as server:
+                speed = asyncio.run(computing(server.url))
+            alone = alone or speed
+            if setup in chosen:
+                found.setdefault("20 ms of computation: throughput of 2 workers / 1", {}).setdefault(
+                    setup.name, []
+                ).append(speed / alone)
     head = ("most loaded / mean, median (least-most)", *(setup.title.format(workers=WORKERS) for setup in chosen))
     table = [head, *((title, *(spread(by[setup.name]) for setup in chosen)) for title, by in found.items())]
     print("\n" + aligned(table))

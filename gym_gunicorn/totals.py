@@ -41,7 +41,7 @@ def fold(directory: int, owner_id: str) -> Reading | None:
         reading = read(directory, owner_id)
         if reading is None:
             # It may be there and hold nothing.
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(owner_id + SUFFIX, dir_fd=directory)
             return None
         counters = sums([reading], before)
@@ -105,8 +105,14 @@ def _opened(directory: int, name: str) -> int:
     """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     owner = os.fstat(directory)
-    with contextlib.suppress(FileNotFoundError):
+    try:
         descriptor = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        # A link, most likely.
+        os.unlink(name, dir_fd=directory)
+    else:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_uid == owner.st_uid:
             return descriptor

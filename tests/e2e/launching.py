@@ -115,7 +115,16 @@ def reconfigure(server: GunicornServer, old: str, new: str) -> None:
     path = server.parent / "conf.py"
     text = path.read_text()
     assert old in text
-    path.write_text(text.replace(old, new))
+    rewrite(server, text.replace(old, new))
+
+
+def rewrite(server: GunicornServer, text: str) -> None:
+    """Make ``text`` the configuration file."""
+    path = server.parent / "conf.py"
+    changed = path.stat().st_mtime
+    path.write_text(text)
+    # gunicorn imports the file: one of the same length and second would be taken for the compiled one.
+    os.utime(path, (changed + 10, changed + 10))
 
 
 def hang_up(server: GunicornServer, workers: int) -> None:

@@ -267,6 +267,7 @@ def test_start_leaves_alone_what_is_not_its_own() -> None:
     with gunicorn_server(workers=2) as living:
         (its,) = living.directories()
         folder = living.parent
+        until(lambda: list(its.glob("*.arbiter")), "the arbiter has said what it is")
         others = folder / "gym-gunicorn-others"
         others.mkdir()
         (others / "0123456789ab.sock").touch()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.gunicorn_server import CONFIG, GUNICORN, ROOT, free_port, gunicorn_server
+from tests.gunicorn_server import CONFIG, GUNICORN, ROOT, free_port, gunicorn_server, until
 
 SECRET = "9f86d081884c7d659a2feaa0c55ad015"
 
@@ -129,6 +129,8 @@ def test_what_gunicorn_itself_finds_wrong_is_pointed_to(tmp_path: Path) -> None:
 
 def test_another_server_with_the_same_cookie_and_secret_is_seen() -> None:
     with gunicorn_server(workers=2, env={"SESSION_SECRET": SECRET}) as server:
+        (sockets,) = server.directories()
+        until(lambda: list(sockets.glob("*.arbiter")), "the arbiter has said where it listens")
         arguments = ("--json", "-c", str(server.parent / "conf.py"), "-w", "2", "app:app")
         elsewhere = doctor(*arguments, "-b", f"127.0.0.1:{free_port()}", env={"SESSION_SECRET": SECRET})
         assert found(elsewhere)["same-secret"]["level"] == "warning"

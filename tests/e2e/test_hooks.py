@@ -17,7 +17,7 @@ from tests.e2e.calls import (
     session_at,
     status,
 )
-from tests.e2e.launching import hang_up
+from tests.e2e.launching import hang_up, reconfigure
 from tests.gunicorn_server import CONFIG, GunicornServer, children, gunicorn_server, is_alive, until
 
 # What a hook of ours is called with breaks whenever it is touched, where the test says so.
@@ -290,7 +290,7 @@ def test_server_reduced_to_one_worker_stays_routed_though_its_directory_is_remov
     config = CONFIG + "workers = 2\n"
     with probe_server(config=config) as server:
         lost = [session_at(server, pid) for pid in server.workers()]
-        (server.parent / "conf.py").write_text(server_config(config, server).replace("workers = 2", "workers = 1"))
+        reconfigure(server, "workers = 2", "workers = 1")
         hang_up(server, 1)
         (directory,) = server.directories()
         for path in directory.iterdir():
@@ -304,7 +304,3 @@ def test_server_reduced_to_one_worker_stays_routed_though_its_directory_is_remov
         assert server.stop() == 0
         assert "Traceback" not in server.log()
         assert_nothing_left(server)
-
-
-def server_config(config: str, server: GunicornServer) -> str:
-    return config.replace("{parent}", str(server.parent))

@@ -28,6 +28,7 @@ from tests.e2e.calls import (
     status,
     stopped,
 )
+from tests.e2e.launching import reconfigure
 from tests.gunicorn_server import CONFIG, GunicornServer, children, errors, gunicorn_server, is_alive, until
 from tests.sessions import Answered, caller, play
 
@@ -223,8 +224,7 @@ def test_reload_from_four_workers_to_one_goes_on_answering_410() -> None:
     with probe_server(config=CONFIG + "workers = 4\n", workers=4) as server:
         old_workers = server.workers()
         old_sessions = [session_at(server, pid) for pid in old_workers]
-        conf = server.parent / "conf.py"
-        conf.write_text(conf.read_text().replace("workers = 4", "workers = 1"))
+        reconfigure(server, "workers = 4", "workers = 1")
         server.send(signal.SIGHUP)
         until(lambda: not any(map(is_alive, old_workers)), "the old workers are gone")
         until(lambda: server.ready_workers() == 5, "the one new worker serves")

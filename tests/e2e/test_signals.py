@@ -21,7 +21,7 @@ from tests.e2e.calls import (
     session_at,
     status,
 )
-from tests.e2e.launching import daemon, reconfigure
+from tests.e2e.launching import daemon, reconfigure, rewrite
 from tests.gunicorn_server import CONFIG, GunicornServer, children, errors, is_alive, until
 
 SLOW = "tests.e2e.apps.slow:app"
@@ -213,7 +213,7 @@ def test_upgrade_that_fails_to_start_leaves_the_old_server_as_it_was(
         assert server.owners() == owners
         # Mended, it starts.
         ready = server.ready_workers()
-        (server.parent / "conf.py").write_text(before)
+        rewrite(server, before)
         server.send(signal.SIGUSR2)
         until(lambda: server.ready_workers() == ready + 2, "the new workers serve")
         arbiter, _ = generations(server, workers)

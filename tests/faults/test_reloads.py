@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from tests.e2e.launching import reconfigure
+from tests.e2e.launching import reconfigure, rewrite
 from tests.faults.players import come_true, rounds
 from tests.faults.scenario import SECONDS, scenario
 from tests.gunicorn_server import CONFIG, STOCK, errors
@@ -62,7 +62,7 @@ def test_reload_to_an_app_that_can_not_be_imported_ends_the_server_and_no_caller
 
 def test_reload_to_a_configuration_without_our_hooks_keeps_routing_and_breaks_no_connection() -> None:
     with scenario("a reload to a configuration without our hooks") as game:
-        (game.server.parent / "conf.py").write_text(STOCK)
+        rewrite(game.server, STOCK)
 
         async def disturb() -> None:
             for _ in rounds(SECONDS):

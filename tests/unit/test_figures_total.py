@@ -180,16 +180,30 @@ def test_total_of_another_length_is_begun_anew(size: int, directory: str, descri
     del made
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("elsewhere")])
-def test_total_that_cannot_be_written_leaves_the_worker_where_it_is(
-    make: Callable[[Path], object], directory: str, descriptor: int
-) -> None:
+def test_total_that_cannot_be_written_leaves_the_worker_where_it_is(directory: str, descriptor: int) -> None:
     made = figures_of(directory, OWNER, local=5)
-    make(Path(directory) / "total.figures")
+    (Path(directory) / "total.figures").mkdir()
     with pytest.raises(OSError):
         fold(descriptor, OWNER)
     assert sums(*read_all(directory))["local"] == 5
-    assert not (Path(directory) / "elsewhere").exists()
+    del made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, lambda path: path.symlink_to("elsewhere"), lambda path: os.link(path.with_name("elsewhere"), path)],
+    ids=["a FIFO", "a symbolic link", "a hard link"],
+)
+def test_what_is_no_file_of_its_own_is_replaced_and_not_written_to(
+    make: Callable[[Path], object], directory: str, descriptor: int
+) -> None:
+    made = figures_of(directory, OWNER, local=5)
+    elsewhere = Path(directory) / "elsewhere"
+    elsewhere.write_text("untouched")
+    make(Path(directory) / "total.figures")
+    fold(descriptor, OWNER)
+    assert sums(*read_all(directory))["local"] == 5
+    assert elsewhere.read_text() == "untouched"
     del made
 
 

@@ -23,7 +23,7 @@ def load(arguments: Sequence[str], seconds: float) -> Inspection:
     with tempfile.TemporaryFile() as report:
         # -P: gunicorn's command does not have the working directory on the import path either,
         # before it puts it there itself.
-        command = [sys.executable, "-P", "-m", f"{__package__}.inspection", str(report.fileno()), *arguments]
+        command = [sys.executable, "-P", "-B", "-m", f"{__package__}.inspection", str(report.fileno()), *arguments]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
