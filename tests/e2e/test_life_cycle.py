@@ -377,7 +377,10 @@ def test_workers_of_a_killed_arbiter_finish_what_is_in_flight_and_go(journal: Jo
             journal.wait_for(f"hold forwarded {owner}")
             server.send(signal.SIGKILL)
             server.wait()
-            until(lambda: server.log().count(f"Stopping: the arbiter (pid {server.pid}) is gone") == 2, "both have seen it")
+            until(
+                lambda: server.log().count(f"Stopping: the arbiter (pid {server.pid}) is gone") == 2,
+                "both have seen it",
+            )
             journal.release("local")
             journal.release("forwarded")
             assert [answer.result().status for answer in answers] == [200, 200]

@@ -300,7 +300,10 @@ def test_reload_to_a_configuration_that_fails_ends_the_server_when_what_is_in_fl
             server.send(signal.SIGHUP)
             # gunicorn itself ends, and leaves its workers to themselves.
             assert server.wait() != 0
-            until(lambda: server.log().count(f"Stopping: the arbiter (pid {server.pid}) is gone") == 2, "both have seen it")
+            until(
+                lambda: server.log().count(f"Stopping: the arbiter (pid {server.pid}) is gone") == 2,
+                "both have seen it",
+            )
             journal.release("local")
             journal.release("forwarded")
             assert [answer.result().status for answer in answers] == [200, 200]
