@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -52,10 +51,6 @@ class Forwarder(Protocol):
         """
         ...
 
-    def transports(self) -> list[asyncio.BaseTransport]:
-        """Return the connections to owners."""
-        ...
-
     async def close(self) -> None:
         """Close all connections, whoever uses them."""
         ...
@@ -99,9 +94,6 @@ class AiohttpForwarder:
             return self._peers.get(owner_id).has_room()
         except ForwardError:
             return False
-
-    def transports(self) -> list[asyncio.BaseTransport]:
-        return self._peers.transports()
 
     async def close(self) -> None:
         await self._peers.close()

@@ -91,9 +91,6 @@ class FramedForwarder:
             return False
         return peer.has_room()
 
-    def transports(self) -> list[asyncio.BaseTransport]:
-        return [*self._peers.transports(), *self._http.transports()]
-
     async def close(self) -> None:
         await self._peers.close()
         await self._http.close()

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import re
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import aiohttp
@@ -41,9 +40,8 @@ class HttpPeer(Peer):
 
     def __init__(self, owner_id: str, path: str, max_forwards: int, figures: Figures) -> None:
         super().__init__(owner_id, path, max_forwards)
-        self._connector = _OwnerConnector(owner_id, path, figures)
         self.session = aiohttp.ClientSession(
-            connector=self._connector,
+            connector=_OwnerConnector(owner_id, path, figures),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -98,9 +96,6 @@ class HttpPeer(Peer):
         """Begin an exchange whose bodies are streamed both ways; raises as ``request``."""
         return HttpExchange(await self.request(scope, body))
 
-    def transports(self) -> list[asyncio.BaseTransport]:
-        return [protocol.transport for protocol in self._connector.connected if protocol.transport is not None]
-
     async def close(self) -> None:
         await super().close()
         await self.session.close()
@@ -133,7 +128,6 @@ class _OwnerConnector(aiohttp.UnixConnector):
         super().__init__(path, limit=0, keepalive_timeout=KEEP_ALIVE)
         self._owner_id = owner_id
         self._figures = figures
-        self.connected: set[ResponseHandler] = set()
 
     # Not public in aiohttp (3.14), which has no other place to look at a connection before it is used.
     async def _create_connection(self, *args: Any) -> ResponseHandler:
@@ -146,16 +140,14 @@ class _OwnerConnector(aiohttp.UnixConnector):
             raise
         if protocol.closed is not None:
             self._figures.values[CONNECTIONS] += 1
-            self.connected.add(protocol)
-            protocol.closed.add_done_callback(partial(self._forget, protocol))
+            protocol.closed.add_done_callback(self._forget)
         return protocol
 
-    def _forget(self, protocol: ResponseHandler, closed: asyncio.Future[None]) -> None:
+    def _forget(self, closed: asyncio.Future[None]) -> None:
         # A connection that broke says so here too, to whom it may concern.
         if not closed.cancelled():
             closed.exception()
         self._figures.values[CONNECTIONS] -= 1
-        self.connected.discard(protocol)
 
 
 def reply_head(response: aiohttp.ClientResponse) -> bytes | None:

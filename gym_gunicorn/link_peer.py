@@ -93,9 +93,6 @@ class LinkPeer(Peer):
             self._idle.popleft().transport.abort()
         self._sweeper = loop.call_later(KEEP_ALIVE, self._sweep) if self._idle else None
 
-    def transports(self) -> list[asyncio.BaseTransport]:
-        return [link.transport for link in (*self._idle, *self._used)]
-
     async def close(self) -> None:
         await super().close()
         if self._sweeper is not None:

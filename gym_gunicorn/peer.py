@@ -68,10 +68,6 @@ class Peer:
         """Tell whether nothing but a failed exchange will tell of the owner's death."""
         return self._pidfd is None
 
-    def transports(self) -> list[asyncio.BaseTransport]:
-        """Return the connections to the owner."""
-        raise NotImplementedError
-
     async def close(self) -> None:
         """Close all connections, whoever uses them."""
         self._stop_watching()
@@ -147,10 +143,6 @@ class Peers(Generic[P]):
     def in_flight(self) -> int:
         """How many exchanges are in flight."""
         return sum(peer.in_flight for peer in self._peers.values())
-
-    def transports(self) -> list[asyncio.BaseTransport]:
-        """Return the connections to all of them."""
-        return [transport for peer in self._peers.values() for transport in peer.transports()]
 
     async def close(self) -> None:
         """Close all connections, whoever uses them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import socket
@@ -103,11 +102,6 @@ class PrivateServer:
         self._inode = _inode(self.path)
         await self._accept(backlog)
         return True
-
-    def let_go(self) -> None:
-        """Close this process's part of the socket, in a forked child: it would keep connections that nobody answers."""
-        with contextlib.suppress(OSError):
-            os.close(self._listener.fileno())
 
     def stop_accepting(self) -> None:
         """Close the socket and remove its file: who needs a new connection is told that the session is gone."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -89,29 +88,8 @@ class RoutedServer(Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self.routed is not None:
-            # A child that the app forks may outlive this process: callers would wait at connections
-            # that it keeps open, and the port would stay taken.
-            os.register_at_fork(after_in_child=self._let_go)
             await self.routed.private.start(self.config, self.lifespan.state)
             self.routed.figures.serve()
-
-    def _let_go(self) -> None:
-        """Give up, in a forked child, all that callers and siblings are connected to."""
-        held = [sock.fileno() for server in self.servers for sock in server.sockets]
-        transports: list[asyncio.BaseTransport] = [
-            connection.transport for state in self._states() for connection in state.connections
-        ]
-        if self.routed is not None:
-            transports += self.routed.forwarder.transports()
-        for transport in transports:
-            sock = transport.get_extra_info("socket")
-            held += [] if sock is None else [sock.fileno()]
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in held:
-            if descriptor >= 0:
-                # Not closed: the number stays taken, so that a close by the event loop hits nothing else.
-                os.dup2(null, descriptor, inheritable=False)
-        os.close(null)
 
     async def on_tick(self, counter: int) -> bool:
         if self.routed is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -73,6 +74,26 @@ def test_sessions_of_a_killed_worker_get_410_though_its_child_lives_on_and_holds
         # The app's own process is left, and nothing of ours.
         until(lambda: processes_of(server) == [child], "all others have ended")
         assert server.directories() == []
+
+
+def test_caller_who_connects_as_the_app_forks_does_not_wait_for_the_child(journal: Journal) -> None:
+    with probe_server(app=BREAKING, journal=journal) as server:
+        forked, other = server.workers()
+        with connection_to(server, forked) as forking, socket.socket() as caller:
+            caller.settimeout(60)
+            with stopped(other):
+                with stopped(forked):
+                    # Both come in one look of the event loop: the connection is accepted, and the
+                    # handler forks before anything is told of it.
+                    forking.request("GET", "/fork")
+                    caller.connect(("127.0.0.1", server.port))
+                server.seen.add(json.loads(forking.getresponse().read())["child"])
+                assert ask(forking, "/pid").json()["pid"] == forked
+            with stopped(server.pid):
+                os.kill(forked, signal.SIGKILL)
+                until(lambda: not is_alive(forked), "the worker is dead")
+                with suppress(ConnectionResetError):
+                    assert caller.recv(1) == b""
 
 
 def test_callers_of_a_blocked_worker_wait_and_get_410_when_timeout_ends_it(journal: Journal) -> None:
