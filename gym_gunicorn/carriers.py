@@ -24,9 +24,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 # Under which a session token names its owner.
 TOKEN_OWNER_KEY = "gym_worker"
 
-# What was verified is remembered, since verifying takes about ten times as long as
-# looking it up. 4,096 entries of at most 2 KiB bound the memory at 8 MiB a carrier,
-# whatever callers send; longer cookies and tokens are verified each time.
+# What was verified is remembered, by the whole field: reading and verifying it takes about
+# ten times as long as looking it up. 4,096 entries of at most 2 KiB bound the memory at
+# 8 MiB a carrier, whatever callers send; longer fields are verified each time.
 _CACHED = 4096
 _CACHED_LENGTH = 2048
 
@@ -77,14 +77,14 @@ class SessionCookie:
     def read(self, headers: Headers) -> Carried | None:
         # Several Cookie fields are read like one, and of several cookies with
         # one name the last counts: starlette.requests.HTTPConnection.cookies.
-        value: str | None = None
+        found: tuple[Carried, int] | None = None
         for name, field in headers:
             if name == b"cookie":
-                value = cookie_parser(field.decode("latin-1")).get(self.name, value)
-        if value is None:
+                verify = self._verified if len(field) <= _CACHED_LENGTH else self._verify
+                found = verify(field) or found
+        if found is None:
             return None
-        verify = self._verified if len(value) <= _CACHED_LENGTH else self._verify
-        carried, signed_at = verify(value)
+        carried, signed_at = found
         if carried.owner is None or self.max_age is None:
             return carried
         # Judged anew at each request, so that what is remembered can't outlive max_age.
@@ -94,8 +94,11 @@ class SessionCookie:
             return carried
         return NO_OWNER
 
-    def _verify(self, value: str) -> tuple[Carried, int]:
-        """Return what the cookie says, and when it was signed (Unix seconds)."""
+    def _verify(self, field: bytes) -> tuple[Carried, int] | None:
+        """Return what the cookie in a field says, and when it was signed (Unix seconds)."""
+        value = cookie_parser(field.decode("latin-1")).get(self.name)
+        if value is None:
+            return None
         try:
             data, signed = self._signer.unsign(value.encode("utf-8"), return_timestamp=True)
             session = json.loads(b64decode(data))

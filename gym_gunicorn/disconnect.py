@@ -79,4 +79,9 @@ class CancelOnDisconnect:
 
 def expects_continue(scope: Scope) -> bool:
     """Tell whether the caller waits for ``100 Continue`` before it sends the body (RFC 9110, section 10.1.1)."""
-    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
+    return any(name == b"expect" and is_continue(value) for name, value in scope["headers"])
+
+
+def is_continue(value: bytes) -> bool:
+    """Tell whether the value of an ``Expect`` field is one."""
+    return value.lower() == b"100-continue"

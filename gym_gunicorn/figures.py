@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -97,11 +98,8 @@ class Figures:
 
     def added(self, nanoseconds: int) -> None:
         """Count how much longer a reply took because it was forwarded."""
-        values, seconds = self.values, nanoseconds / 1e9
-        bucket = 0
-        while bucket < len(ADDED_BOUNDS) and seconds > ADDED_BOUNDS[bucket]:
-            bucket += 1
-        values[ADDED + bucket] += 1
+        values = self.values
+        values[ADDED + bisect_left(ADDED_BOUNDS, nanoseconds / 1e9)] += 1
         values[ADDED_NS] += nanoseconds
 
     def restore(self) -> None:

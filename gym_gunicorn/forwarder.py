@@ -11,7 +11,7 @@ import aiohttp
 from starlette.types import Message, Receive, Scope, Send
 
 from gym_gunicorn import wire
-from gym_gunicorn.disconnect import CancelOnDisconnect, expects_continue
+from gym_gunicorn.disconnect import CancelOnDisconnect, is_continue
 from gym_gunicorn.errors import ForwardError, Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
 from gym_gunicorn.http_peer import HttpPeer, reply_head
@@ -104,7 +104,7 @@ class AiohttpForwarder:
     async def _exchange(self, peer: HttpPeer, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic_ns()
         figures = self.figures
-        body = _body(receive, figures) if has_body(scope) else None
+        body = _body(receive, figures) if announced_body(scope)[0] else None
         response: aiohttp.ClientResponse | None = None
         try:
             try:
@@ -135,13 +135,17 @@ class AiohttpForwarder:
                 response.close()
 
 
-def has_body(scope: Scope) -> bool:
-    """Tell whether the caller announced a body, or expects ``100 Continue``, which the owner meets or ignores."""
-    announced = any(
-        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
-        for name, value in scope["headers"]
-    )
-    return announced or expects_continue(scope)
+def announced_body(scope: Scope) -> tuple[bool, bool]:
+    """Tell whether a request has a body, and whether it is only to be sent when it is asked for.
+
+    A caller who expects ``100 Continue`` may announce none; the owner meets or ignores that.
+    """
+    announced = False
+    for name, value in scope["headers"]:
+        if name == b"expect" and is_continue(value):
+            return True, True
+        announced = announced or name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+    return announced, False
 
 
 async def _body(receive: Receive, figures: Figures) -> AsyncIterator[bytes]:

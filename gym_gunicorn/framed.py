@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -14,7 +13,7 @@ from gym_gunicorn.disconnect import CancelOnDisconnect
 from gym_gunicorn.eager import start
 from gym_gunicorn.errors import ForwardError, Truncated, describe
 from gym_gunicorn.figures import RECEIVED_BYTES, SENT_BYTES, Figures
-from gym_gunicorn.forwarder import AiohttpForwarder, has_body
+from gym_gunicorn.forwarder import AiohttpForwarder, announced_body
 from gym_gunicorn.frames import BODY, END
 from gym_gunicorn.link import Link, NoLink
 from gym_gunicorn.link_peer import LinkPeer
@@ -41,6 +40,7 @@ class FramedForwarder:
         self._directory = directory
         self._max_forwards = max_forwards
         self._peers = Peers(self._peer)
+        self._patience = _Patience()
         self._http = AiohttpForwarder(directory, max_forwards, self.figures)
         self._without_links: set[str] = set()
         self._finished = 0
@@ -93,6 +93,7 @@ class FramedForwarder:
 
     async def close(self) -> None:
         await self._peers.close()
+        self._patience.close()
         await self._http.close()
 
     def _peer(self, owner_id: str) -> LinkPeer:
@@ -112,13 +113,14 @@ class FramedForwarder:
     async def _exchange(self, peer: LinkPeer, link: Link, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.monotonic_ns()
         kind = BODY
-        caller = _Caller(link, receive, self.figures)
+        caller = _Caller(link, receive, self.figures, self._patience)
         try:
             try:
-                body = has_body(scope)
-                link.begin(scope, body)
-                caller.begin(body)
-                _, head = await link.head()
+                has_body, is_awaited = announced_body(scope)
+                link.begin(scope, has_body, is_awaited)
+                caller.begin(has_body)
+                link.flush()
+                _, head = await link.next()
                 reply, taken = wire.decode_reply(head)
             except (OSError, wire.WireError) as error:
                 if caller.has_left:
@@ -152,10 +154,38 @@ class FramedForwarder:
                 peer.drop(link)
 
 
+class _Patience:
+    """Has each caller watched who waits for longer than ``PATIENCE``; one timer serves them all."""
+
+    def __init__(self) -> None:
+        # Since when each waits, the one that has waited longest first.
+        self._since: dict[_Caller, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, caller: _Caller, loop: asyncio.AbstractEventLoop) -> None:
+        self._since[caller] = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_later(PATIENCE, self._look, loop)
+
+    def discard(self, caller: _Caller) -> None:
+        self._since.pop(caller, None)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        long_ago = loop.time() - PATIENCE
+        for caller in [caller for caller, since in self._since.items() if since <= long_ago]:
+            del self._since[caller]
+            caller.watch()
+        self._timer = loop.call_later(PATIENCE, self._look, loop) if self._since else None
+
+
 class _Caller:
     """The caller's side of one exchange: its body, and whether it is still there."""
 
-    def __init__(self, link: Link, receive: Receive, figures: Figures) -> None:
+    def __init__(self, link: Link, receive: Receive, figures: Figures, patience: _Patience) -> None:
         self.has_left = False
         self.error: Exception | None = None
         self.answered = False
@@ -163,64 +193,66 @@ class _Caller:
         self._link = link
         self._receive = receive
         self._figures = figures
-        self._loop = asyncio.get_running_loop()
+        self._patience = patience
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, has_body: bool) -> None:
         """Begin to send the body, where there is one, or else to watch in a moment."""
         if has_body:
-            self._task = start(self._failing(self._feed), self._loop)
+            self._task = start(self._feed(), self._link.loop)
         else:
             self._complete()
 
+    def watch(self) -> None:
+        """Watch from now on whether the caller leaves."""
+        self._task = self._link.loop.create_task(self._wait())
+
     def end(self) -> None:
         """Neither send nor watch any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._patience.discard(self)
         if self._task is not None:
             self._task.cancel()
 
     def _complete(self) -> None:
         self.body_complete = True
-        self._timer = self._loop.call_later(PATIENCE, self._watch)
-
-    def _watch(self) -> None:
-        self._task = self._loop.create_task(self._failing(self._wait))
-
-    async def _failing(self, reading: Callable[[], Awaitable[None]]) -> None:
-        """End the exchange where ``reading`` from the caller fails."""
-        try:
-            await reading()
-        except Exception as error:
-            if not self.answered:
-                self.error = error
-                self._link.transport.abort()
+        self._patience.add(self, self._link.loop)
 
     async def _feed(self) -> None:
         link = self._link
-        if not link.asked.is_set():
-            await link.asked.wait()
-        while not self.body_complete:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                # Not an end of the body: the owner would take the part for the whole.
-                self._leave()
-                return
-            more = message.get("more_body", False)
-            body = message.get("body", b"")
-            self._figures.values[SENT_BYTES] += len(body)
-            if link.is_full():
-                await link.drain()
-            link.write(BODY if more else END, body)
-            if not more:
-                self._complete()
+        try:
+            if not link.asked.is_set():
+                await link.asked.wait()
+            while not self.body_complete:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    # Not an end of the body: the owner would take the part for the whole.
+                    self._leave()
+                    return
+                more = message.get("more_body", False)
+                body = message.get("body", b"")
+                self._figures.values[SENT_BYTES] += len(body)
+                if link.is_full():
+                    await link.drain()
+                link.write(BODY if more else END, body)
+                if not more:
+                    self._complete()
+        except Exception as error:
+            self._fail(error)
 
     async def _wait(self) -> None:
-        while not self.answered:
-            if (await self._receive())["type"] == "http.disconnect":
-                self._leave()
-                return
+        try:
+            while not self.answered:
+                if (await self._receive())["type"] == "http.disconnect":
+                    self._leave()
+                    return
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the exchange: reading from the caller has failed."""
+        if not self.answered:
+            self.error = error
+            self._link.transport.abort()
 
     def _leave(self) -> None:
         if not self.answered:

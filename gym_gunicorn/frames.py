@@ -118,9 +118,8 @@ class FramedConnection(asyncio.Protocol):
         self._parser = FrameParser()
         self._reading = True
         self._writable: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._held = b""
-        self._flush: asyncio.Handle | None = None
 
     def took(self, kind: int, payload: bytes) -> None:
         """Take a frame.
@@ -140,29 +139,24 @@ class FramedConnection(asyncio.Protocol):
             # uvloop (0.23) raises RuntimeError here, asyncio warns.
             return
         data = self._held + _HEADER.pack(len(payload), kind)
-        small = len(payload) < HIGH_WATER
-        if small:
-            data += payload
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush, self._held = None, b""
-        self.transport.write(data)
-        if not small:
+        self._held = b""
+        if len(payload) < HIGH_WATER:
+            self.transport.write(data + payload)
+        else:
+            self.transport.write(data)
             self.transport.write(payload)
 
     def hold(self, kind: int, payload: bytes) -> None:
-        """Send a frame with the next one, or alone if none follows at once.
+        """Send a frame with the next one, or with ``flush``, which has to follow.
 
         A head and a small body are one system call so, and one wake-up at the other end.
         """
         self._held = _HEADER.pack(len(payload), kind) + payload
-        self._flush = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what is held."""
-        if self._flush is not None:
-            self._flush.cancel()
-            held, self._flush, self._held = self._held, None, b""
+        """Send what is held, if there is anything."""
+        if self._held:
+            held, self._held = self._held, b""
             if not self.lost:
                 self.transport.write(held)
 
@@ -200,7 +194,7 @@ class FramedConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._writable is None:
-            self._writable = self._loop.create_future()
+            self._writable = self.loop.create_future()
 
     def resume_writing(self) -> None:
         if self._writable is not None:

@@ -9,7 +9,6 @@ from collections import deque
 from starlette.types import Scope
 
 from gym_gunicorn import wire
-from gym_gunicorn.disconnect import expects_continue
 from gym_gunicorn.errors import Gone
 from gym_gunicorn.figures import CONNECTIONS, Figures
 from gym_gunicorn.frames import (
@@ -64,7 +63,7 @@ class Link(FramedConnection):
         self.asked = asyncio.Event()
         self._figures = figures
         self._greeting: bytes | None = b""
-        self._greeted: asyncio.Future[bool] = self._loop.create_future()
+        self._greeted: asyncio.Future[bool] = self.loop.create_future()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._waiting = 0
         # Kinds of frames that may come next.
@@ -85,8 +84,13 @@ class Link(FramedConnection):
             self.transport.abort()
             raise NoLink
 
-    def begin(self, scope: Scope, has_body: bool) -> None:
-        """Send the head of a request.
+    def begin(self, scope: Scope, has_body: bool, is_awaited: bool = False) -> None:
+        """Send the head of a request; ``flush`` has to follow, after as much of the body as is there.
+
+        Args:
+            scope: the request's.
+            has_body: whether its body follows, in frames.
+            is_awaited: whether the body is only to be sent when ``asked`` says so.
 
         Raises:
             LinkLost: the link is closed, or the head is too long for it.
@@ -95,28 +99,16 @@ class Link(FramedConnection):
         if self.lost or len(head) > MAX_HEAD:
             raise LinkLost("closed" if self.lost else f"a head of {len(head)} bytes")
         self._next = _FIRST
-        if not has_body:
-            self.write(BODILESS, head)
-        elif expects_continue(scope):
+        if is_awaited:
             self.asked.clear()
-            self.write(EXPECTING, head)
         else:
             self.asked.set()
-            self.hold(REQUEST, head)
-
-    async def head(self) -> tuple[int, bytes]:
-        """Return the first frame of the reply: ``REPLY`` or ``OWN_REPLY``.
-
-        Raises:
-            LinkLost: there is none.
-        """
-        kind, payload = await self.next()
-        if kind not in (REPLY, OWN_REPLY):
-            raise LinkLost(None, "a body without a head")
-        return kind, payload
+        self.hold(EXPECTING if is_awaited else REQUEST if has_body else BODILESS, head)
 
     async def next(self) -> tuple[int, bytes]:
-        """Return the next frame of the reply: after its head ``BODY``, and at last ``END`` or ``LAST``.
+        """Return the next frame of the reply.
+
+        At first its head, ``REPLY`` or ``OWN_REPLY``, then ``BODY``, and at last ``END`` or ``LAST``.
 
         Raises:
             LinkLost: the link was closed before.
@@ -124,7 +116,7 @@ class Link(FramedConnection):
         while not self._frames:
             if self.lost:
                 raise _lost("closed before the reply was complete", self._cause)
-            self._reader = self._loop.create_future()
+            self._reader = self.loop.create_future()
             try:
                 await self._reader
             finally:

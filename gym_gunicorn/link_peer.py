@@ -28,6 +28,7 @@ class LinkPeer(Peer):
         self._idle: deque[Link] = deque()
         self._used: set[Link] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
 
     def has_idle(self) -> bool:
         """Tell whether ``idle`` would return a link."""
@@ -51,9 +52,8 @@ class LinkPeer(Peer):
             Gone, Busy, Broken: there is none to be had.
             NoLink: the owner has no links.
         """
-        loop = asyncio.get_running_loop()
         try:
-            _, link = await loop.create_unix_connection(lambda: Link(self.owner_id, self._figures), self.path)
+            _, link = await self._loop.create_unix_connection(lambda: Link(self.owner_id, self._figures), self.path)
             self._used.add(link)
             try:
                 check_listener(self.owner_id, link.transport.get_extra_info("socket"))
@@ -76,7 +76,7 @@ class LinkPeer(Peer):
     def give_back(self, link: Link) -> None:
         """Keep a link whose exchange is complete for the next one."""
         self._used.discard(link)
-        link.idle_since = asyncio.get_running_loop().time()
+        link.idle_since = self._loop.time()
         self._idle.append(link)
         if self._sweeper is None:
             self._sweep()
@@ -88,10 +88,9 @@ class LinkPeer(Peer):
 
     def _sweep(self) -> None:
         """Close what has been idle for long, and look again."""
-        loop = asyncio.get_running_loop()
-        while self._idle and (self._idle[0].lost or loop.time() - self._idle[0].idle_since >= KEEP_ALIVE):
+        while self._idle and (self._idle[0].lost or self._loop.time() - self._idle[0].idle_since >= KEEP_ALIVE):
             self._idle.popleft().transport.abort()
-        self._sweeper = loop.call_later(KEEP_ALIVE, self._sweep) if self._idle else None
+        self._sweeper = self._loop.call_later(KEEP_ALIVE, self._sweep) if self._idle else None
 
     async def close(self) -> None:
         await super().close()
@@ -106,6 +105,7 @@ class LinkPeer(Peer):
         link = self.idle() or await self.connect()
         try:
             link.begin(scope, has_body=True)
+            link.flush()
         except BaseException:
             self.drop(link)
             raise
@@ -139,7 +139,7 @@ class LinkExchange:
         Raises:
             LinkLost: there is no reply.
         """
-        kind, payload = await self._link.head()
+        kind, payload = await self._link.next()
         return payload if kind == REPLY else None
 
     async def read(self) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from gym_gunicorn.frames import (
     FramedConnection,
     FrameError,
 )
+from gym_gunicorn.private import EXCHANGE
 from gym_gunicorn.stopping import AnswerCancelled
 
 log = logging.getLogger("uvicorn.error")
@@ -82,8 +84,8 @@ class LinkServer(FramedConnection):
     """One link to a sibling, which carries one exchange after another.
 
     Args:
-        app: what is served. A request's head is in the field ``wire.LINK_HEAD`` of its
-            scope, a reply's is taken from the field ``wire.REPLY_FIELD``.
+        app: what is served. Its scope holds an exchange under ``private.EXCHANGE``, and nothing
+            else of the caller's request.
         state: where connections, tasks and requests are counted.
         app_state: what the app's lifespan has made.
         failure: the head of the reply for an app that gave none; its body is "Internal Server Error".
@@ -132,63 +134,75 @@ class LinkServer(FramedConnection):
         self._exchange = exchange
         self._state.total_requests += 1
         context = contextvars.Context() if self._isolated else None
-        task = self._loop.create_task(exchange.run(self.app), context=context)
+        task = self.loop.create_task(exchange.run(self.app), context=context)
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
 
 class _Exchange:
-    """One request and its reply. ``disconnected``: the sibling has gone, or its caller has."""
+    """One request and its reply. ``disconnected``: the sibling has gone, or its caller has.
+
+    ``head`` and ``began`` are for ``gym_gunicorn.private``.
+    """
 
     def __init__(self, link: LinkServer, kind: int, head: bytes, app_state: dict[str, Any]) -> None:
         self._link = link
-        self._scope: Scope = {"type": "http", "headers": [(wire.LINK_HEAD, head)], "state": app_state.copy()}
+        self._app_state = app_state
+        self.head = head
+        self.began: int | None = None
         self.disconnected = False
         # Request
         self.more_body = kind != BODILESS
         self._to_ask = kind == EXPECTING
-        self._body = bytearray()
+        self._body: bytes | bytearray = b""
         self._news = asyncio.Event()
         if kind == BODILESS:
             self._news.set()
         # Reply
         self._started = False
-        self._complete = False
+        self.complete = False
 
     def is_over(self) -> bool:
         """Tell whether nothing more is to come, in either direction."""
-        return self._complete and not self.more_body
+        return self.complete and not self.more_body
 
     def feed(self, piece: bytes, more: bool) -> None:
         """Take a piece of the body."""
         self.more_body = more
-        if not self._complete:
-            self._body += piece
+        if not self.complete:
+            if not self._body:
+                # Seldom is there more before it is read: no copy then.
+                self._body = piece
+            else:
+                if isinstance(self._body, bytes):
+                    self._body = bytearray(self._body)
+                self._body += piece
             if len(self._body) > HIGH_WATER:
                 self._link.pause()
             self._news.set()
 
     def disconnect(self) -> None:
         """Take note that nobody waits for the reply."""
-        self.disconnected = not self._complete
+        self.disconnected = not self.complete
         self._news.set()
 
     async def receive(self) -> Message:
         if self._to_ask and not self._started and not self.disconnected:
             self._link.write(ASK, b"")
         self._to_ask = False
-        if not self.disconnected and not self._complete:
+        if not self.disconnected and not self.complete:
             self._link.resume()
             await self._news.wait()
             self._news.clear()
-        if self.disconnected or self._complete:
+        if self.disconnected or self.complete:
             return {"type": "http.disconnect"}
-        body, self._body = bytes(self._body), bytearray()
+        body, self._body = bytes(self._body), b""
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        if not self.disconnected:
-            await self._link.drain()
+        link = self._link
+        if link.is_full() and not self.disconnected:
+            await link.drain()
         if self.disconnected:
             return
         kind = message["type"]
@@ -197,32 +211,38 @@ class _Exchange:
                 raise RuntimeError(f"http.response.start must come first, not {kind}")
             self._started = True
             self._to_ask = False
-            self._link.hold(*_reply(message))
-        elif not self._complete:
+            if self.began is None:
+                link.hold(OWN_REPLY, wire.encode_reply(message, 0))
+            else:
+                link.hold(REPLY, wire.encode_reply(message, time.monotonic_ns() - self.began))
+            # The body is seldom far.
+            link.loop.call_soon(link.flush)
+        elif not self.complete:
             if kind != "http.response.body":
                 raise RuntimeError(f"http.response.body must follow http.response.start, not {kind}")
             more = message.get("more_body", False)
-            last = LAST if self._link.app.stopping else END
-            self._link.write(BODY if more else last, message.get("body", b""))
+            last = LAST if link.app.stopping else END
+            link.write(BODY if more else last, message.get("body", b""))
             if not more:
-                self._complete = True
+                self.complete = True
                 self._news.set()
                 # What still comes of the body is thrown away.
-                self._link.resume()
+                link.resume()
         else:
             raise RuntimeError(f"{kind} after the reply was complete")
 
     async def run(self, app: ASGIApp) -> None:
         """Have ``app`` answer, and see to what it leaves undone."""
+        scope: Scope = {"type": "http", "headers": [], "state": self._app_state.copy(), EXCHANGE: self}
         try:
-            await app(self._scope, self.receive, self.send)
+            await app(scope, self.receive, self.send)
         except BaseException as error:
             log.error("Exception in ASGI application\n", exc_info=error)
         else:
-            if self._complete or self.disconnected:
+            if self.complete or self.disconnected:
                 return
             log.error("ASGI callable returned without %s response.", "completing" if self._started else "starting")
-        if self._complete:
+        if self.complete:
             return
         if self._started:
             self._link.flush()
@@ -235,10 +255,3 @@ class _Exchange:
 def _connections(state: ServerState) -> set[Any]:
     """Return where connections are kept that are closed at the end; uvicorn knows of its own protocols alone."""
     return cast(set[Any], state.connections)
-
-
-def _reply(message: Message) -> tuple[int, bytes]:
-    for name, value in message.get("headers", ()):
-        if name == wire.REPLY_FIELD:
-            return REPLY, value
-    return OWN_REPLY, wire.encode_reply(message, 0)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
@@ -15,6 +16,29 @@ from gym_gunicorn.figures import ACTIVE, RECEIVED, WEBSOCKETS, Figures
 from gym_gunicorn.problems import EXCHANGE_BROKEN
 
 log = logging.getLogger("uvicorn.error")
+
+
+# Where the scope that a link's server makes holds the ``LinkedExchange``.
+EXCHANGE = "gym_gunicorn.exchange"
+
+
+class Reply(Protocol):
+    """A reply that is under way; ``complete`` tells whether its end was sent."""
+
+    complete: bool
+
+    async def send(self, message: Message) -> None: ...
+
+
+class LinkedExchange(Reply, Protocol):
+    """An exchange over a link.
+
+    ``head`` is that of the caller's request; ``began`` (nanoseconds) says that what is sent
+    is the app's, and since when that is at it, or ``None`` that it is the server's own.
+    """
+
+    head: bytes
+    began: int | None
 
 
 class PrivateApp:
@@ -33,20 +57,23 @@ class PrivateApp:
         self._websockets: set[_WebSocket] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: wire.Fields = scope["headers"]
-        over_link = bool(headers) and headers[0][0] == wire.LINK_HEAD
-        value = headers[0][1] if over_link else _head_among(headers)
-        if value is None:
-            await self.app(scope, receive, send)
-            return
-        if not over_link and _meant_for(headers, self._owner_id) != self._owner_id:
-            # Somebody has given this worker's socket another's name.
-            close = [(b"connection", b"close")]
-            await send({"type": "http.response.start", "status": wire.MISDIRECTED, "headers": close})
-            await send({"type": "http.response.body"})
-            return
+        exchange: LinkedExchange | None = scope.get(EXCHANGE)
+        field = b""
+        if exchange is None:
+            headers: wire.Fields = scope["headers"]
+            found = _head_among(headers)
+            if found is None:
+                await self.app(scope, receive, send)
+                return
+            field = found
+            if _meant_for(headers, self._owner_id) != self._owner_id:
+                # Somebody has given this worker's socket another's name.
+                close = [(b"connection", b"close")]
+                await send({"type": "http.response.start", "status": wire.MISDIRECTED, "headers": close})
+                await send({"type": "http.response.body"})
+                return
         try:
-            callers = wire.decode_head(value if over_link else wire.from_field(value))
+            callers = wire.decode_head(wire.from_field(field) if exchange is None else exchange.head)
         except wire.WireError as error:
             log.error("A sibling's request can't be read, and is refused with 502: %s", error)
             await EXCHANGE_BROKEN(scope, receive, send)
@@ -55,14 +82,28 @@ class PrivateApp:
         values = self._figures.values
         values[RECEIVED] += 1
         values[ACTIVE] += 1
+        began = time.monotonic_ns()
+        reply: Reply
+        if exchange is None:
+            reply = _ReplyInField(send, began)
+        else:
+            reply, exchange.began = exchange, began
         try:
             if callers["type"] == "websocket":
                 values[WEBSOCKETS] += 1
-                await self._websocket(callers, _WebSocket(receive, send, over_link))
+                await self._websocket(callers, _WebSocket(receive, reply.send))
             else:
-                await self._http(callers, receive, send, over_link)
+                await self.app(callers, receive, reply.send)
+        except (Exception, asyncio.CancelledError):
+            if not reply.complete:
+                raise
+            # A background task: uvicorn would close the connection, which may serve
+            # another caller's request by now.
+            log.exception("Exception in ASGI application, after its reply")
         finally:
             self._figures.values[ACTIVE] -= 1
+            if exchange is not None:
+                exchange.began = None
 
     async def close_websockets(self) -> None:
         """Tell both ends of all WebSockets that their owner stops; one that takes nothing is not waited for."""
@@ -70,29 +111,6 @@ class PrivateApp:
             async with asyncio.timeout(0.5):
                 stops = (websocket.stop() for websocket in self._websockets)
                 await asyncio.gather(*stops, return_exceptions=True)
-
-    async def _http(self, scope: Scope, receive: Receive, send: Send, over_link: bool) -> None:
-        complete = False
-        came = time.monotonic_ns()
-
-        async def send_reply(message: Message) -> None:
-            nonlocal complete
-            if message["type"] == "http.response.start":
-                # The head holds the app's status and fields, and the caller's own server judges
-                # them. On this connection the reply is made of chunks and ends when the handler
-                # says so: with a length it would end before, and the connection be another caller's.
-                message = _reply(message, time.monotonic_ns() - came, over_link)
-            await send(message)
-            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-        try:
-            await self.app(scope, receive, send_reply)
-        except (Exception, asyncio.CancelledError):
-            if not complete:
-                raise
-            # A background task: uvicorn would close the connection, which may serve
-            # another caller's request by now.
-            log.exception("Exception in ASGI application, after its reply")
 
     async def _websocket(self, scope: Scope, websocket: _WebSocket) -> None:
         reader = asyncio.create_task(websocket.read())
@@ -115,8 +133,7 @@ class _WebSocket:
     who has gone raises ``ClientDisconnected``.
     """
 
-    def __init__(self, receive: Receive, send: Send, over_link: bool) -> None:
-        self._over_link = over_link
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         # uvicorn's own record of the request: it knows that the forwarder has gone when
@@ -185,7 +202,7 @@ class _WebSocket:
     async def _send_frame(self, event: Message) -> None:
         if not self._started:
             self._started = True
-            await self._send(_reply({"type": "http.response.start", "status": 200}, 0, self._over_link))
+            await self._send({"type": "http.response.start", "status": 200})
         await self._send({"type": "http.response.body", "body": wire.encode_frame(event), "more_body": True})
 
 
@@ -198,8 +215,23 @@ def _meant_for(headers: wire.Fields, otherwise: bytes | None) -> bytes | None:
     return next((value for name, value in headers if name == wire.OWNER_FIELD), otherwise)
 
 
-def _reply(message: Message, taken: int, over_link: bool) -> Message:
-    """Return the beginning of a reply whose head travels in a field; over HTTP its status is always 200."""
-    head = wire.encode_reply(message, taken)
-    value = head if over_link else wire.to_field(head).encode("ascii")
-    return {"type": "http.response.start", "status": 200, "headers": [(wire.REPLY_FIELD, value)]}
+class _ReplyInField:
+    """A reply over HTTP: its head travels in a field, and its status is always 200.
+
+    The head holds the app's status and fields, and the caller's own server judges
+    them. On this connection the reply is made of chunks and ends when the handler
+    says so: with a length it would end before, and the connection be another caller's.
+    """
+
+    def __init__(self, send: Send, began: int) -> None:
+        self.complete = False
+        self._send = send
+        self._began = began
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            head = wire.encode_reply(message, time.monotonic_ns() - self._began)
+            fields = [(wire.REPLY_FIELD, wire.to_field(head).encode("ascii"))]
+            message = {"type": "http.response.start", "status": 200, "headers": fields}
+        await self._send(message)
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)

@@ -78,9 +78,11 @@ class SessionStamp:
             return
 
         named = session.get(self.owner_key)
-        scope[_SCOPE_KEY] = named if is_owner_id(named) else owner_id
+        scope[_SCOPE_KEY] = named if named == owner_id or is_owner_id(named) else owner_id
         scope[_INNERMOST_KEY] = session
-        provisional = self._offer_session_id(session, owner_id) if scope["type"] == "http" else None
+        provisional: str | None = None
+        if self.session_id_key is not None and scope["type"] == "http":
+            provisional = self._offer_session_id(session, owner_id)
 
         async def send_stamped(message: Message) -> None:
             if message["type"] != "http.response.start":
@@ -126,9 +128,12 @@ class SessionStamp:
     def _stamp(self, session: dict[str, Any], owner_id: str, scope: Scope) -> None:
         # Written only where it changes something: any write makes
         # SessionMiddleware send a Set-Cookie.
-        if self.owner_key in session and len(session) == 1:
+        if not session:
+            return
+        named = session.get(self.owner_key)
+        if len(session) == 1 and self.owner_key in session:
             del session[self.owner_key]
-        elif session and not is_owner_id(session.get(self.owner_key)):
+        elif named != owner_id and not is_owner_id(named):
             session[self.owner_key] = owner_id
             count = self._count or scope.get(_COUNT_KEY)
             if count is not None:

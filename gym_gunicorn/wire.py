@@ -27,9 +27,6 @@ VERSION = 1
 HEAD_FIELD = b"gym-gunicorn-head"
 REPLY_FIELD = b"gym-gunicorn-reply"
 
-# In the scope that a link's server makes: a head as it is, in the place of a field.
-LINK_HEAD = b"gym-gunicorn-link-head"
-
 Fields = list[tuple[bytes, bytes]]
 
 # Whose the request is, beside its head, where the way to an owner does not say so; and the

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_gunicorn import wire
-from gym_gunicorn.private import PrivateApp
+from gym_gunicorn.private import EXCHANGE, PrivateApp
 
 OWNER = "0123456789ab"
 OTHER = "ba9876543210"
@@ -44,7 +45,15 @@ def over_http(*heads: bytes, owner: str | None = None) -> Scope:
 
 def over_link(head: bytes) -> Scope:
     """Return the scope that a link's server makes of a request of a sibling."""
-    return {"type": "http", "headers": [(wire.LINK_HEAD, head)], "state": {}}
+    exchange = SimpleNamespace(head=head, began=None, complete=False)
+    return {"type": "http", "headers": [], "state": {}, EXCHANGE: exchange}
+
+
+def answering(scope: Scope, send: Send) -> Scope:
+    """Return the scope with ``send`` in its exchange, where it has one."""
+    if EXCHANGE in scope:
+        scope[EXCHANGE].send = send
+    return scope
 
 
 def in_field(head: bytes) -> bytes:
@@ -75,7 +84,7 @@ def test_frame_that_can_not_be_read_ends_the_websocket(
 
     async def scenario() -> None:
         async with asyncio.timeout(20):
-            await PrivateApp(app)(scope(HEAD), receive, send)
+            await PrivateApp(app)(answering(scope(HEAD), send), receive, send)
 
     with caplog.at_level(logging.ERROR, logger="uvicorn.error"):
         asyncio.run(scenario())
@@ -98,7 +107,7 @@ def sent_for(scope: Scope, app: ASGIApp = no_app) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(PrivateApp(app, owner_id=OWNER)(scope, receive, send))
+    asyncio.run(PrivateApp(app, owner_id=OWNER)(answering(scope, send), receive, send))
     return sent
 
 
@@ -158,21 +167,34 @@ def test_head_of_another_version_is_logged_with_both_versions(caplog: pytest.Log
 
 @pytest.mark.parametrize("scope", WAYS.values(), ids=WAYS.keys())
 def test_app_gets_the_callers_own_request_and_what_the_owner_has(scope: Callable[[bytes], Scope]) -> None:
-    callers: Scope = {**HTTP, "headers": [(b"x", b"\xff"), (wire.HEAD_FIELD, b"x"), (wire.LINK_HEAD, b"y")]}
+    callers: Scope = {**HTTP, "headers": [(b"x", b"\xff"), (wire.HEAD_FIELD, b"x")]}
     got, _ = served_for({**scope(wire.encode_head(callers)), "state": {"pool": 1}})
     assert got == {**callers, "client": None, "server": None, "state": {"pool": 1}}
 
 
-def test_reply_over_a_link_has_its_head_as_it_is_and_over_http_in_base64() -> None:
-    head = wire.encode_head(HTTP)
-    for scope, read in ((over_link(head), bytes), (over_http(in_field(head)), wire.from_field)):
-        start, body = served_for(scope)[1]
-        ((name, value),) = start["headers"]
-        assert (start["status"], name) == (200, wire.REPLY_FIELD)
-        message, taken = wire.decode_reply(read(value))
-        assert message == {"type": "http.response.start", "status": 201, "headers": [(b"x", b"\r\n\xff")]}
-        assert taken >= 0
-        assert body == {"type": "http.response.body"}
+def test_reply_over_http_has_its_head_in_base64_in_a_field() -> None:
+    start, body = served_for(over_http(in_field(wire.encode_head(HTTP))))[1]
+    ((name, value),) = start["headers"]
+    assert (start["status"], name) == (200, wire.REPLY_FIELD)
+    message, taken = wire.decode_reply(wire.from_field(value))
+    assert message == {"type": "http.response.start", "status": 201, "headers": [(b"x", b"\r\n\xff")]}
+    assert taken >= 0
+    assert body == {"type": "http.response.body"}
+
+
+def test_exchange_over_a_link_is_told_since_when_what_is_sent_is_the_apps() -> None:
+    scope = over_link(wire.encode_head(HTTP))
+    exchange = scope[EXCHANGE]
+    seen: list[object] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(exchange.began)
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"x", b"\r\n\xff")]})
+
+    start = {"type": "http.response.start", "status": 201, "headers": [(b"x", b"\r\n\xff")]}
+    assert sent_for(scope, app) == [start]
+    assert isinstance(seen[0], int)
+    assert exchange.began is None
 
 
 def test_of_several_heads_the_first_counts() -> None:
