@@ -56,7 +56,8 @@ class FrameError(Exception):
 class FrameParser:
     """Takes bytes in any pieces and returns kinds and payloads.
 
-    Of a body's frame each piece is returned as it comes, as ``BODY`` until the last one.
+    Of a body's frame each piece is returned as it comes, as ``BODY`` until the last one, and
+    what comes together of a body as one piece, however many frames it is in.
     """
 
     def __init__(self) -> None:
@@ -71,6 +72,7 @@ class FrameParser:
             FrameError: these are no frames.
         """
         found: list[tuple[int, bytes]] = []
+        body: list[bytes] = []
         source: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
@@ -81,7 +83,10 @@ class FrameParser:
                 piece = bytes(source[start : start + self._missing])
                 start += len(piece)
                 self._missing -= len(piece)
-                found.append((BODY if self._missing else self._kind, piece))
+                body.append(piece)
+                if not self._missing and self._kind != BODY:
+                    found.append((self._kind, b"".join(body)))
+                    body = []
                 continue
             if end - start < _HEADER.size:
                 break
@@ -91,14 +96,20 @@ class FrameParser:
                 start = after
                 self._kind, self._missing = kind, length
                 if not length:
-                    found.append((kind, b""))
+                    found.append((kind, b"".join(body)))
+                    body = []
             elif kind not in _HEADS or length > MAX_HEAD:
                 raise FrameError(f"a frame of kind {kind} with {length} bytes")
             elif end - after < length:
                 break
             else:
                 start = after + length
+                if body:
+                    found.append((BODY, b"".join(body)))
+                    body = []
                 found.append((kind, bytes(source[after:start])))
+        if body:
+            found.append((BODY, b"".join(body)))
         if source is self._buffer:
             del self._buffer[:start]
         elif start < end:

@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.server import Server, ServerState
 
 from gym_gunicorn.figures import STAMPED
+from gym_gunicorn.one_write import in_one_write
 from gym_gunicorn.placement import FRESH
 from gym_gunicorn.routed import Routed
 from gym_gunicorn.sockets import is_readable
@@ -86,6 +87,8 @@ class RoutedServer(Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.routed is not None:
+            self.config.http_protocol_class = in_one_write(self.config.http_protocol_class)
         await super().startup(sockets)
         if self.started and self.routed is not None:
             await self.routed.private.start(self.config, self.lifespan.state)

@@ -90,6 +90,19 @@ def test_pieces_of_a_body_are_given_as_they_come() -> None:
     assert parser.feed(data[HEADER + 3 :] + frame(ASK, b"")) == [(END, b"def"), (ASK, b"")]
 
 
+def test_what_comes_together_of_a_body_is_given_as_one_piece() -> None:
+    parser = FrameParser()
+    pieces = b"".join(frame(BODY, b"%d" % number) for number in range(5))
+    assert parser.feed(frame(REPLY, b"head") + pieces) == [(REPLY, b"head"), (BODY, b"01234")]
+    assert parser.feed(pieces + frame(END, b"last") + frame(ASK, b"")) == [(END, b"01234last"), (ASK, b"")]
+    # One that may not come there is still seen, and what came before it.
+    assert parser.feed(frame(BODY, b"a") + frame(ASK, b"") + frame(BODY, b"b")) == [
+        (BODY, b"a"),
+        (ASK, b""),
+        (BODY, b"b"),
+    ]
+
+
 @pytest.mark.parametrize("kind", HEADS)
 def test_head_is_given_when_it_is_whole(kind: int) -> None:
     parser = FrameParser()
