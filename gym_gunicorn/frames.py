@@ -150,11 +150,13 @@ class FramedConnection(asyncio.Protocol):
             # uvloop (0.23) raises RuntimeError here, asyncio warns.
             return
         data = self._held + _HEADER.pack(len(payload), kind)
+        small = len(payload) < HIGH_WATER
+        if small:
+            # An app's body may be no bytes: what is held is then still sent.
+            data += payload
         self._held = b""
-        if len(payload) < HIGH_WATER:
-            self.transport.write(data + payload)
-        else:
-            self.transport.write(data)
+        self.transport.write(data)
+        if not small:
             self.transport.write(payload)
 
     def hold(self, kind: int, payload: bytes) -> None:

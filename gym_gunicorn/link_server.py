@@ -209,12 +209,11 @@ class _Exchange:
         if not self._started:
             if kind != "http.response.start":
                 raise RuntimeError(f"http.response.start must come first, not {kind}")
+            taken = 0 if self.began is None else time.monotonic_ns() - self.began
+            head = wire.encode_reply(message, taken)
             self._started = True
             self._to_ask = False
-            if self.began is None:
-                link.hold(OWN_REPLY, wire.encode_reply(message, 0))
-            else:
-                link.hold(REPLY, wire.encode_reply(message, time.monotonic_ns() - self.began))
+            link.hold(OWN_REPLY if self.began is None else REPLY, head)
             # The body is seldom far.
             link.loop.call_soon(link.flush)
         elif not self.complete:

@@ -42,9 +42,10 @@ class OneWrite(asyncio.Transport):
     def write(self, data: Any) -> None:
         held, self._held = self._held, b""
         if held:
-            if len(data) < _SMALL:
+            if type(data) is bytes and len(data) < _SMALL:
                 self._transport.write(held + data)
             else:
+                # What is no bytes may be refused.
                 self._transport.write(held)
                 self._transport.write(data)
         elif data[:5] == b"HTTP/" and len(data) < _SMALL:

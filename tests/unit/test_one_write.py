@@ -79,13 +79,14 @@ def did(scenario: Callable[[OneWrite, Wire], Coroutine[Any, Any, None]]) -> list
     [
         pytest.param([HEAD, b"body"], [HEAD + b"body"], id="a head and a small body"),
         pytest.param([HEAD, LARGE], [HEAD, LARGE], id="a head and a large body"),
+        pytest.param([HEAD, bytearray(b"body")], [HEAD, bytearray(b"body")], id="other kinds of bytes"),
         pytest.param([HEAD, b"one", b"two"], [HEAD + b"one", b"two"], id="a head and two pieces"),
         pytest.param([b"piece", b"HTTP"], [b"piece", b"HTTP"], id="pieces"),
         pytest.param([HEAD, HEAD, b"body"], [HEAD + HEAD, b"body"], id="heads of two replies"),
         pytest.param([HEAD + LARGE, b"body"], [HEAD + LARGE, b"body"], id="a large head"),
     ],
 )
-def test_what_is_written_in_one_turn_of_the_loop(written: list[bytes], sent: list[bytes]) -> None:
+def test_what_is_written_in_one_turn_of_the_loop(written: list[Any], sent: list[Any]) -> None:
     async def scenario(transport: OneWrite, wire: Wire) -> None:
         for data in written:
             transport.write(data)
