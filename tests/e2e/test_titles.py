@@ -148,7 +148,7 @@ def test_titles_are_right_while_a_reload_waits_for_an_old_worker(server: Gunicor
         assert is_alive(old[0])
         journal.release("x")
         assert connection.getresponse().status == 200
-    until(lambda: old[0] not in server.workers(), "the old worker is gone")
+    until(lambda: not set(old) & set(server.workers()), "the old workers are gone")
     wait_for_titles(server, server.pid, server.workers())
 
 
