@@ -5,27 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def let_go(listeners: Iterable[socket.socket], directory: str) -> None:
-    """Give up, in a forked child, the sockets at which its parent listens, and all connections to and from them.
+def letting_go(listeners: Iterable[socket.socket], directory: str) -> Callable[[], None]:
+    """Return what gives up, in a forked child, the sockets at which its parent listens, and all connections to them.
 
-    They are told by their addresses: a connection that was accepted a moment ago is
-    known to nobody but the kernel and the event loop's own library.
+    They are told by their addresses, as those are now: a connection that was accepted a
+    moment ago is known to nobody but the kernel and the event loop's own library, and a
+    server that stops still has connections when it listens no more.
 
     Args:
         listeners: sockets that are listened at; connections to their addresses are given up too.
         directory: a folder: so is what is bound or connected to a Unix socket in it.
     """
     addresses = {_place(listener.family, listener.getsockname()) for listener in listeners}
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if _leads_to(descriptor, addresses, os.path.join(directory, "")):
-            # Not closed: the number stays taken, so that a close by the event loop hits nothing else.
-            os.dup2(null, descriptor, inheritable=False)
-    os.close(null)
+    folder = os.path.join(directory, "")
+
+    def let_go() -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if _leads_to(descriptor, addresses, folder):
+                # Not closed: the number stays taken, so that a close by the event loop hits nothing else.
+                os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+
+    return let_go
 
 
 def _leads_to(descriptor: int, addresses: set[Any], folder: str) -> bool:

@@ -9,7 +9,7 @@ from gym_gunicorn.directory import SocketDirectory
 from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.figures import read_all
 from gym_gunicorn.fingerprint import secret_trouble
-from gym_gunicorn.forked import let_go
+from gym_gunicorn.forked import letting_go
 from gym_gunicorn.operators import OperatorPaths, own_health
 from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Settings
@@ -46,7 +46,7 @@ def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, setti
         # A child that the app forks may outlive this worker, and must not pass for it.
         os.register_at_fork(after_in_child=directory.let_go)
         listeners = [wrapper.sock for wrapper in worker.sockets]
-        os.register_at_fork(after_in_child=partial(let_go, listeners, directory.path))
+        os.register_at_fork(after_in_child=letting_go(listeners, directory.path))
         return
     worker.be_unrouted()
     stay_unrouted(worker, settings)

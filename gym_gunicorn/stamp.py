@@ -80,9 +80,7 @@ class SessionStamp:
         named = session.get(self.owner_key)
         scope[_SCOPE_KEY] = named if named == owner_id or is_owner_id(named) else owner_id
         scope[_INNERMOST_KEY] = session
-        provisional: str | None = None
-        if self.session_id_key is not None and scope["type"] == "http":
-            provisional = self._offer_session_id(session, owner_id)
+        provisional = self._offer_session_id(session, owner_id) if scope["type"] == "http" else None
 
         async def send_stamped(message: Message) -> None:
             if message["type"] != "http.response.start":

@@ -10,7 +10,9 @@ import pytest
 
 from benchmarks.figures import Estimate, estimate, quantile, ratio
 from benchmarks.rounds import Measured
+from benchmarks.setups import setups
 from benchmarks.wanted import WANTED, Wanted
+from benchmarks.works import WORKS
 
 
 def test_interval_leaves_out_as_many_values_at_each_end_as_90_percent_allow() -> None:
@@ -77,9 +79,6 @@ def test_figure_is_reached_where_it_lies_within_the_interval(
 
 
 def test_all_that_is_wanted_is_of_works_that_there_are() -> None:
-    from benchmarks.setups import setups
-    from benchmarks.works import WORKS
-
     for wanted in WANTED:
         assert wanted.work in WORKS
         assert wanted.against in setups()

@@ -6,13 +6,13 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from gym_gunicorn.forked import let_go
+from gym_gunicorn.forked import letting_go
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def kept_by_a_child(listeners: list[socket.socket], folder: Path, sockets: dict[str, socket.socket]) -> set[str]:
+def kept_by_a_child(let_go: Callable[[], None], sockets: dict[str, socket.socket]) -> set[str]:
     """Return which of ``sockets`` a forked child still holds after ``let_go``."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            let_go(listeners, str(folder))
+            let_go()
             kept = [name for name, sock in sockets.items() if stat.S_ISSOCK(os.fstat(sock.fileno()).st_mode)]
             os.write(writing, json.dumps(kept).encode())
         finally:
@@ -78,7 +78,7 @@ def test_child_gives_up_listeners_and_what_is_connected_to_them(stack: ExitStack
     udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     udp.bind(("127.0.0.1", everywhere.getsockname()[1]))
     sockets["UDP"] = udp
-    assert kept_by_a_child([everywhere, sixth, local], own, sockets) == {
+    assert kept_by_a_child(letting_go([everywhere, sixth, local], str(own)), sockets) == {
         # The app's connections to its own server are the app's.
         "IPv4, a",
         "IPv6, a",
@@ -92,12 +92,20 @@ def test_child_gives_up_listeners_and_what_is_connected_to_them(stack: ExitStack
     }
 
 
+def test_child_of_a_server_that_listens_no_more_gives_up_its_connections(stack: ExitStack, tmp_path: Path) -> None:
+    public = listening(stack, socket.AF_INET, ("127.0.0.1", 0))
+    let_go = letting_go([public], str(tmp_path))
+    near, accepted = connected(stack, public, public.getsockname())
+    public.close()
+    assert kept_by_a_child(let_go, {"near": near, "accepted": accepted}) == {"near"}
+
+
 def test_child_keeps_the_numbers_of_what_it_gives_up(stack: ExitStack, tmp_path: Path) -> None:
     public = listening(stack, socket.AF_INET, ("127.0.0.1", 0))
     child = os.fork()
     if child == 0:
         before = set(os.listdir("/proc/self/fd"))
-        let_go([public], str(tmp_path))
+        letting_go([public], str(tmp_path))()
         # Taken, by what reads as an end.
         same = set(os.listdir("/proc/self/fd")) == before and os.read(public.fileno(), 1) == b""
         os._exit(0 if same else 1)
