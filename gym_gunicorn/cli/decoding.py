@@ -11,7 +11,8 @@ from base64 import b64decode, urlsafe_b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from itsdangerous import TimestampSigner, URLSafeSerializer
+from itsdangerous import BadData, TimestampSigner, URLSafeSerializer
+from itsdangerous.encoding import base64_decode, bytes_to_int
 
 from gym_gunicorn.carriers import TOKEN_OWNER_KEY
 from gym_gunicorn.owner import is_owner_id, owner_in
@@ -99,7 +100,8 @@ def _token(value: str) -> dict[str, object] | None:
 
 def _signed(time: str) -> int | None:
     """Return the time in a signature of ``TimestampSigner``, in Unix seconds."""
-    signer = TimestampSigner("any")
-    signed_at = urlsafe_b64decode(time + "=" * (-len(time) % 4)) if _BASE64.fullmatch(time) else b""
-    seconds = int.from_bytes(signed_at, "big")
-    return seconds if 0 < seconds <= signer.get_timestamp() + 24 * 3600 else None
+    try:
+        seconds = bytes_to_int(base64_decode(time))
+    except BadData:
+        return None
+    return seconds if 0 < seconds <= TimestampSigner("any").get_timestamp() + 24 * 3600 else None
