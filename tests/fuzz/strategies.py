@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from base64 import b64encode, urlsafe_b64encode
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
@@ -17,19 +16,10 @@ from gym_gunicorn import wire
 from tests.fuzz.properties import HEADER, KEY, NAME, NOW, SERIALIZER, SESSION_ID_KEY, stopped_signer
 from tests.hostile.forging import NO_OWNER_IDS
 
-# As many for each property in a run of the suite; a nightly run may ask for more, of other values each time.
-_EXAMPLES = os.environ.get("GYM_GUNICORN_FUZZ_EXAMPLES")
-
 
 def fuzzed(share: float = 1.0) -> settings:
     """Return settings for a property; ``share`` is the part of the usual number of examples that it can afford."""
-    return settings(
-        max_examples=max(1, int(int(_EXAMPLES or 400) * share)),
-        derandomize=_EXAMPLES is None,
-        database=None,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-    )
+    return settings(max_examples=max(1, int(settings().max_examples * share)))
 
 
 OWNER_IDS = st.text("0123456789abcdef", min_size=12, max_size=12)

@@ -24,6 +24,7 @@ from gym_gunicorn.directory import SocketDirectory
 from gym_gunicorn.figures import BEAT, PID, SERVING, STAMPED, STATE, STOPPING, Figures, figures_path
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.totals import fold
+from tests.fuzz.strategies import fuzzed
 from tests.gunicorn_server import until
 from tests.workers import socket_directory
 
@@ -277,7 +278,7 @@ FACTS = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(fuzzed(0.15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     facts=st.dictionaries(st.sampled_from(["name", "addresses", "workers", "reloads", "placement", "version"]), FACTS)
 )
@@ -288,7 +289,7 @@ def test_no_arbiters_words_are_too_odd(directory: SocketDirectory, facts: dict[s
     assert shown(found(directory)).isascii() or facts
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(fuzzed(0.15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400), name=st.sampled_from(["total.figures", "0123456789ab.figures", "%d.arbiter"]))
 def test_no_bytes_are_too_odd(directory: SocketDirectory, data: bytes, name: str) -> None:
     kept = worker(directory)
