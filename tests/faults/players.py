@@ -218,6 +218,7 @@ async def play(
 ) -> Tally:
     """Play until ``disturb`` has returned, and then until each player has had ``recover`` right answers in a row.
 
+    ``disturb`` is begun when each player has a session, so that there is something to lose.
     Every second player keeps its connections alive. ``pause`` are seconds between two
     requests of one player, at most. Where nothing recovers within ``patience`` seconds
     it is a fault. With ``recover=0`` the server may be gone by then. ``fresh`` is how likely
@@ -225,6 +226,7 @@ async def play(
     """
     tally = tally or Tally()
     over = asyncio.Event()
+    seated: set[int] = set()
 
     async def one(number: int) -> None:
         dice = random.Random(f"{seed}/{number}")
@@ -238,6 +240,8 @@ async def play(
                 if dice.random() < fresh:
                     player.forget()
                 outcome = await player.step(dice.choice(queries), body)
+                if outcome == "right":
+                    seated.add(number)
                 await asyncio.sleep(dice.random() * pause if outcome == "right" else 0.1)
             in_a_row = 0
             loop = asyncio.get_running_loop()
@@ -257,17 +261,20 @@ async def play(
         for number in range(players):
             group.create_task(one(number))
         try:
+            await come_true(lambda: len(seated) == players, "every player has had a right answer")
             await disturb()
         finally:
             over.set()
     return tally
 
 
-def rounds(seconds: float) -> Iterator[int]:
-    """Count up until ``seconds`` have passed."""
+def rounds(seconds: float, enough: Callable[[], object] = lambda: True) -> Iterator[int]:
+    """Count up until ``seconds`` have passed and what the rounds are for has happened; fail where it does not."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
+    begun = loop.time()
     for number in itertools.count():
-        if loop.time() >= end:
+        passed = loop.time() - begun
+        if passed >= seconds and enough():
             return
+        assert passed < seconds + 60, "what the rounds are for has not happened"
         yield number

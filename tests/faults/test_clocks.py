@@ -75,7 +75,7 @@ def test_clock_that_steps_back_starts_anew_the_sessions_of_the_future_as_stock_d
         workers = game.server.workers()
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.anew):
                 step(game.chance.choice((-HOUR, 0, HOUR)))
                 await asyncio.sleep(game.chance.uniform(0.1, 0.5))
             step(0)

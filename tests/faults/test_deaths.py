@@ -35,7 +35,7 @@ def test_workers_that_die_take_their_own_sessions_along_and_no_others(signum: si
     with scenario(f"a worker gets {signum.name} every second") as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 await asyncio.sleep(1)
                 game.strike(signum)
 
@@ -48,7 +48,7 @@ def test_workers_told_to_stop_finish_what_they_have_begun() -> None:
     with scenario("a worker gets SIGTERM every second") as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 await asyncio.sleep(1)
                 game.strike(signal.SIGTERM)
 
@@ -79,7 +79,7 @@ def test_workers_that_stand_still_for_ever_are_ended_by_timeout_and_callers_told
         stopped = []
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 pid = game.strike(signal.SIGSTOP)
                 if pid is not None:
                     stopped.append(pid)
@@ -97,7 +97,7 @@ def test_workers_struck_at_random_lose_their_own_sessions_and_no_others() -> Non
     with scenario("workers get signals at random", "--timeout", "3") as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 await asyncio.sleep(game.chance.uniform(0.2, 1.0))
                 signum = game.chance.choice((signal.SIGKILL, signal.SIGABRT, signal.SIGTERM, signal.SIGSTOP))
                 if signum == signal.SIGSTOP and game.chance.random() < 0.7:

@@ -14,7 +14,7 @@ def test_storms_of_ttin_and_ttou_break_no_connection() -> None:
 
         async def disturb() -> None:
             number = 4
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 for _ in range(game.chance.randint(1, 6)):
                     more = number < 7 and (number == 1 or game.chance.random() < 0.5)
                     number += 1 if more else -1

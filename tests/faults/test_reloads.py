@@ -17,7 +17,7 @@ def test_reloads_break_no_connection_and_end_the_sessions_of_those_they_replace(
     with scenario("SIGHUP every two seconds") as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 game.server.send(signal.SIGHUP)
                 await asyncio.sleep(2)
 
@@ -35,6 +35,8 @@ def test_reloads_while_workers_are_starting_break_no_connection() -> None:
             for _ in rounds(SECONDS / 2):
                 game.server.send(signal.SIGHUP)
                 await asyncio.sleep(game.chance.uniform(0.1, 0.6))
+            # Maybe none was ready in all the time.
+            await come_true(lambda: game.tally.gone, "old sessions are gone")
 
         tally = game.play(disturb, players=60)
         assert tally.gone
@@ -65,7 +67,7 @@ def test_reload_to_a_configuration_without_our_hooks_keeps_routing_and_breaks_no
         rewrite(game.server, STOCK)
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 game.server.send(signal.SIGHUP)
                 await asyncio.sleep(2)
 

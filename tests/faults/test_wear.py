@@ -43,7 +43,7 @@ def test_handler_that_blocks_past_timeout_costs_the_sessions_of_its_own_worker()
     with scenario("a handler blocks past timeout", "--timeout", "2") as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 player = one_more(game)
                 assert await player.step() in ("right", "broken")
                 # Its own worker is ended under it; so may be the one that was to forward it.
@@ -99,6 +99,7 @@ def test_worker_that_leaks_until_the_kernel_kills_it_costs_its_own_sessions() ->
                 await come_true(lambda: not is_alive(leaking), "the kernel has killed it")  # noqa: B023
                 await player.close()
                 await asyncio.sleep(1)
+            await come_true(lambda: game.tally.gone, "its sessions are gone")
 
         tally = game.play(disturb, players=60)
         assert tally.gone
@@ -125,6 +126,7 @@ def test_sessions_of_a_killed_worker_get_410_at_once_though_its_children_live_on
                 await come_true(lambda: not is_alive(player.owner), "it is dead")  # noqa: B023
                 assert await player.step() in ("gone", "broken")
                 await player.close()
+            await come_true(lambda: game.tally.gone, "their sessions are gone")
 
         tally = game.play(disturb, players=60)
         assert tally.gone
