@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -12,9 +11,9 @@ from pathlib import Path
 from benchmarks import accounts, plot
 from benchmarks.figures import Estimate, ratio
 from benchmarks.progress import Progress
-from benchmarks.report import Memory, Run
+from benchmarks.report import Run
 from benchmarks.rounds import Measured, measure
-from benchmarks.servers import NotStarted, Server, served
+from benchmarks.servers import NotStarted, served
 from benchmarks.setups import Setup
 from benchmarks.works import WORKS, Work
 
@@ -30,7 +29,6 @@ def compare(
     for title, reason in missing.items():
         progress.say(f"{title} is left out: {reason}")
     results: dict[str, dict[str, Measured]] = {}
-    memory: dict[str, Memory] = {}
     for workers in sorted({work.workers for work in works}, reverse=True):
         group = [work for work in works if work.workers == workers]
         with contextlib.ExitStack() as stack:
@@ -48,12 +46,10 @@ def compare(
             for work in group:
                 parts = [server for server in servers if server.setup in _taking_part(present, work)]
                 results[work.name] = measure(work, parts, rounds, seconds, progress) | failed
-            if workers == 4:
-                memory = {server.name: _memory(server) for server in servers}
     progress.say("")
     ordered = {work.name: results[work.name] for work in works}
     minutes = (time.monotonic() - began) / 60
-    return Run(accounts.machine(), versions(), rounds, seconds, minutes, base, missing, ordered, memory)
+    return Run(accounts.machine(), versions(), rounds, seconds, minutes, base, missing, ordered)
 
 
 def versions() -> str:
@@ -76,9 +72,3 @@ def picture(run: Run) -> str:
 
 def _taking_part(setups: Sequence[Setup], work: Work) -> list[Setup]:
     return [setup for setup in setups if not setup.only or work.name in setup.only]
-
-
-def _memory(server: Server) -> Memory:
-    pss = server.pss()
-    workers = [pss[pid] for pid in server.workers]
-    return Memory(server.title, int(statistics.median(workers)), len(workers), sum(pss.values()))

@@ -33,7 +33,7 @@ USUAL = Work("usual", "small JSON, sessions share a pool of connections", HeldEx
 _SPELL_SECONDS = 2.0
 
 # How long a passing session takes about, measured in rounds.
-_SESSION_STEPS = 0.002
+_SESSION_STEPS = 0.0005
 
 
 @dataclass

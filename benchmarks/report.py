@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,25 +12,28 @@ from benchmarks.tables import aligned, piped
 from benchmarks.wanted import MEMORY_MIB, WANTED, Results
 from benchmarks.works import WORKS
 
-HEADINGS = ("set-up", "CPU a request", "ratio", "requests/s", "ratio", "p50", "p99", "p99.9", "right", "load")
+HEADINGS = (
+    "set-up",
+    "CPU a request",
+    "ratio",
+    "requests/s",
+    "ratio",
+    "p50",
+    "p99",
+    "p99.9",
+    "right",
+    "load",
+    "memory",
+)
 
 _MEANING = """\
 A ratio is the median of the rounds' ratios to the set-up marked with 1, with the interval that holds the true median
 with 90% (from order statistics). *CPU a request* is the time of all threads of all server processes, proxies
 and arbiters included; p50, p99 and p99.9 are milliseconds to an answer, over all rounds; *right* is the share of
-answers from a worker that holds the session; *load* is the share of a core that the load generator took. Every answer
-is checked to the byte, the session's state included. A set-up with a wrong answer has no
+answers from a worker that holds the session; *load* is the share of a core that the load generator took;
+*memory* is a worker's proportional set size in MiB after this work and those above it, in the order in which they
+were done. Every answer is checked to the byte, the session's state included. A set-up with a wrong answer has no
 speed; only stock workers, which can't be right, are timed all the same."""
-
-
-@dataclass
-class Memory:
-    """What a set-up's processes take, in bytes, by role: the median worker, and all processes together."""
-
-    title: str
-    worker: int
-    workers: int
-    total: int
 
 
 @dataclass
@@ -40,7 +43,6 @@ class Run:
     Attributes:
         base: the set-up that ratios are to, where a work has no other.
         missing: the titles of the set-ups that were left out, and why.
-        memory: what each set-up took after all works, by name.
     """
 
     machine: str
@@ -51,7 +53,6 @@ class Run:
     base: str
     missing: dict[str, str]
     results: Results
-    memory: dict[str, Memory]
 
     def base_of(self, work: str) -> str:
         """Return the set-up that this work's ratios are to: the wanted one, or else the first that was right."""
@@ -88,6 +89,7 @@ def rows(run: Run, work: str) -> list[tuple[str, ...]]:
                 _ms(p999),
                 f"{1 - result.stale / result.requests:.0%}",
                 f"{_median(result.generator):.0%}",
+                f"{result.memory / 2**20:.1f}",
             )
         )
     return found
@@ -103,13 +105,7 @@ def wanted_rows(run: Run) -> list[tuple[str, ...]]:
                 title = run.results[wanted.work][name].title
                 reached = "yes" if wanted.reached(estimate) else "no"
                 found.append((wanted.title, bound, title, str(estimate), reached))
-    for name, memory in run.memory.items():
-        if name.startswith("ours-") and "stock" in run.memory:
-            more = (memory.worker - run.memory["stock"].worker) / 2**20
-            reached = "yes" if more <= MEMORY_MIB else "no"
-            title = "memory of the routing in a worker: beyond a stock worker's"
-            found.append((title, f"{MEMORY_MIB} MiB or less", memory.title, f"{more:.1f} MiB", reached))
-    return found
+    return found + list(_memory_rows(run))
 
 
 def terminal(run: Run) -> str:
@@ -119,8 +115,6 @@ def terminal(run: Run) -> str:
         parts.append(f"{WORKS[work].title}{_spread(run, work)}\n{aligned([HEADINGS, *rows(run, work)])}")
     if wanted := wanted_rows(run):
         parts.append(aligned([("wanted", "ratio", "set-up", "found", "reached"), *wanted]))
-    if run.memory:
-        parts.append(aligned([("memory (PSS)", "a worker", "all processes"), *_memory_rows(run)]))
     parts += [f"{title} is left out: {reason}" for title, reason in run.missing.items()]
     return "\n\n".join(parts)
 
@@ -142,12 +136,6 @@ def markdown(run: Run, plot: str) -> str:
         if spread := _spread(run, work):
             parts.append(spread.strip(" ;") + ".")
         parts.append(piped([HEADINGS, *rows(run, work)]))
-    if run.memory:
-        parts += [
-            "## Memory",
-            "Proportional set size after all works.",
-            piped([("set-up", "a worker", "all processes"), *_memory_rows(run)]),
-        ]
     if run.missing:
         parts += ["## Left out", "\n".join(f"- {title}: {reason}" for title, reason in run.missing.items())]
     return "\n\n".join(parts) + "\n"
@@ -172,7 +160,6 @@ def raw(run: Run) -> dict[str, Any]:
         "base": {work: run.base_of(work) for work in run.results},
         "left_out": run.missing,
         "works": {work: {name: plain(result) for name, result in of.items()} for work, of in run.results.items()},
-        "memory": {name: asdict(memory) for name, memory in run.memory.items()},
     }
 
 
@@ -186,11 +173,21 @@ def _spread(run: Run, work: str) -> str:
     return f"; sessions on the worker with most: {', '.join(said)}" if said else ""
 
 
-def _memory_rows(run: Run) -> list[tuple[str, ...]]:
-    return [
-        (memory.title, f"{memory.worker / 2**20:.1f} MiB", f"{memory.total / 2**20:.1f} MiB")
-        for memory in run.memory.values()
-    ]
+def _memory_rows(run: Run) -> Iterator[tuple[str, ...]]:
+    """Compare the memory of our workers with a stock worker's, at the end of each work that both have done."""
+    of = {work: results for work, results in run.results.items() if "stock" in results}
+    for name in dict.fromkeys(name for results in of.values() for name in results if name.startswith("ours-")):
+        # What a worker takes depends on all that it has done before.
+        if not all(name in results and not results[name].fault for results in of.values()):
+            continue
+        more = [(results[name].memory - results["stock"].memory) / 2**20 for results in of.values()]
+        yield (
+            "memory of the routing in a worker: beyond a stock worker's, after each work",
+            f"{MEMORY_MIB} MiB or less",
+            next(iter(of.values()))[name].title,
+            f"{_median(more):.1f} MiB ({min(more):.1f} to {max(more):.1f})",
+            "yes" if max(more) <= MEMORY_MIB else "no",
+        )
 
 
 def _median(values: Sequence[float]) -> float:

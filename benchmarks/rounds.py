@@ -38,6 +38,7 @@ class Measured:
         requests: how many requests there were.
         stale: how many of the answers came from a worker that lacks the session's state.
         largest: how many of the sessions one worker had, where they fell as they fell, each time they were made.
+        memory: the median worker's proportional set size when all rounds were over, in bytes.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Measured:
     requests: int = 0
     stale: int = 0
     largest: list[int] = field(default_factory=list)
+    memory: int = 0
 
     def add(self, load: Load, cpu_ns: int) -> None:
         """Add a round."""
@@ -92,6 +94,11 @@ def measure(
                         drive(callers[server.name], min(seconds, 0.2))
             stint = range(first, min(first + _STINT_ROUNDS, rounds))
             measure_callers(work, servers, callers, stint, seconds, progress, results)
+    for server in servers:
+        result = results[server.name]
+        if not result.fault:
+            with _faults(work, result, server, progress):
+                result.memory = server.worker_pss()
     return results
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -60,6 +61,10 @@ class Server:
     def cpu_ns(self) -> int:
         """Return the CPU time that all of its processes have taken."""
         return accounts.cpu_ns(self.roles)
+
+    def worker_pss(self) -> int:
+        """Return the memory of its median worker, in bytes."""
+        return int(statistics.median(accounts.pss_bytes(pid) for pid in self.workers))
 
     def pss(self, kind: str = "Pss") -> dict[int, int]:
         """Return the memory of each of its processes."""

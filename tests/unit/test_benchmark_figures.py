@@ -9,6 +9,7 @@ import statistics
 import pytest
 
 from benchmarks.figures import Estimate, estimate, quantile, ratio
+from benchmarks.report import Run, wanted_rows
 from benchmarks.rounds import Measured
 from benchmarks.setups import setups
 from benchmarks.wanted import WANTED, Wanted
@@ -82,3 +83,22 @@ def test_all_that_is_wanted_is_of_works_that_there_are() -> None:
     for wanted in WANTED:
         assert wanted.work in WORKS
         assert wanted.against in setups()
+
+
+def remembering(*mib: int) -> list[Measured]:
+    return [Measured("some set-up", cpu_us=[1], memory=size * 2**20) for size in mib]
+
+
+def test_memory_of_the_routing_is_judged_where_it_is_most_and_of_set_ups_that_have_done_the_same() -> None:
+    stock, ours = remembering(50, 60), remembering(52, 76)
+    results = {
+        "events": {"stock": stock[0], "ours-framed": ours[0]},
+        "create": {"stock": stock[1], "ours-framed": ours[1], "ours-balanced": ours[0]},
+        "websocket": {"one": ours[0]},
+    }
+    run = Run("a machine", "its software", 1, 0.3, 1.0, "one", {}, results)
+    assert [row[2:] for row in wanted_rows(run)] == [("some set-up", "16.0 MiB (2.0 to 16.0)", "no")]
+    ours[1].memory = 75 * 2**20
+    assert [row[-1] for row in wanted_rows(run)] == ["yes"]
+    ours[1].fault = "a wrong answer"
+    assert wanted_rows(run) == []
