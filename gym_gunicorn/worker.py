@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -56,6 +57,9 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
         check_hooks(cfg)
 
     def init_process(self) -> None:
+        # What the arbiter has loaded (with preload_app the app, too) lies in memory that all workers
+        # share, until a full garbage collection writes to every object that it looks at.
+        gc.freeze()
         try:
             check_hooks(self.cfg)
         except ConfigurationError as error:

@@ -31,6 +31,7 @@ from tests.e2e.calls import (
     session_at,
     status,
 )
+from tests.faults.crowd import memory
 from tests.gunicorn_server import CONFIG, ROOT, GunicornServer, children, errors, gunicorn_server, is_alive, until
 from tests.sessions import play
 
@@ -86,6 +87,14 @@ def test_timeout_of_the_flag_ends_a_worker_that_hangs(journal: Journal) -> None:
         until(lambda: server.ready_workers() == 3, "the worker is replaced")
         assert status(server, lost) == 410
         assert count(server, kept) == 2
+
+
+def test_workers_still_share_a_preloaded_app_after_a_full_garbage_collection() -> None:
+    with gunicorn_server("--preload", app="tests.e2e.apps.large:app", workers=2) as server:
+        before = {pid: memory(pid) for pid in server.workers()}
+        collecting = ask(server, "/collect").json()
+        # A third of what the app has loaded, or all of it.
+        assert memory(collecting) - before[collecting] < 10 * 2**20
 
 
 def test_preloaded_app_is_imported_once_and_sessions_are_right(journal: Journal) -> None:
