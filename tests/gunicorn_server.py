@@ -51,6 +51,15 @@ def children(pid: int) -> list[int]:
     return [child for child in map(int, text.split()) if is_alive(child)]
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody is given meanwhile; gunicorn, which sets SO_REUSEADDR, can listen on it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
 def free_port() -> int:
     """Return a TCP port of the loopback address that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -164,33 +173,33 @@ def gunicorn_server(
             for where ``ready`` is true.
         gunicorn: the command, of another environment than this process's.
     """
-    parent = Path(tempfile.mkdtemp(prefix="gg-", dir="/tmp"))
-    # Workers may run as another user.
-    parent.chmod(0o711)
-    port = free_port()
-    (parent / "conf.py").write_text((config or CONFIG).replace("{parent}", str(parent)))
-    command = [str(gunicorn), "-c", str(parent / "conf.py"), "-b", f"127.0.0.1:{port}"]
-    if not re.search("^workers = ", config or "", re.MULTILINE):
-        command += ["-w", str(workers)]
-    command += ["--no-control-socket", *arguments, app]
-    log_path = parent / "log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-        )
-    server = GunicornServer(process, log_path, port, parent)
-    try:
-        if ready:
-            server.wait_until_ready(workers)
-        yield server
-    finally:
-        server.kill()
-        shutil.rmtree(parent, ignore_errors=True)
+    with reserved_port() as port:
+        parent = Path(tempfile.mkdtemp(prefix="gg-", dir="/tmp"))
+        # Workers may run as another user.
+        parent.chmod(0o711)
+        (parent / "conf.py").write_text((config or CONFIG).replace("{parent}", str(parent)))
+        command = [str(gunicorn), "-c", str(parent / "conf.py"), "-b", f"127.0.0.1:{port}"]
+        if not re.search("^workers = ", config or "", re.MULTILINE):
+            command += ["-w", str(workers)]
+        command += ["--no-control-socket", *arguments, app]
+        log_path = parent / "log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            )
+        server = GunicornServer(process, log_path, port, parent)
+        try:
+            if ready:
+                server.wait_until_ready(workers)
+            yield server
+        finally:
+            server.kill()
+            shutil.rmtree(parent, ignore_errors=True)
 
 
 CONFIG = """

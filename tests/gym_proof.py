@@ -85,7 +85,10 @@ def served(routed: bool, **workers: int) -> Iterator[dict[str, GunicornServer]]:
         servers: dict[str, GunicornServer] = {}
         for name, count in workers.items():
             servers[name] = stack.enter_context(
+                # An agent that is slow between two turns finds its connection open.
                 gunicorn_server(
+                    "--keep-alive",
+                    "75",
                     app=f"gym_gunicorn.gym.examples.{name}:app",
                     config=CONFIG if routed else NOT_ROUTED,
                     workers=count,

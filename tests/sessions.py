@@ -69,7 +69,7 @@ async def caller(url: str, *, keep_alive: bool = False) -> AsyncIterator[Caller]
     async with aiohttp.ClientSession(
         cookie_jar=aiohttp.CookieJar(unsafe=True),
         connector=aiohttp.TCPConnector(force_close=not keep_alive, limit=0),
-        timeout=aiohttp.ClientTimeout(total=60),
+        timeout=aiohttp.ClientTimeout(total=300),
     ) as http:
         yield Caller(url, http)
 

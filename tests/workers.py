@@ -125,7 +125,7 @@ async def two(make_app: Callable[[], ASGIApp], **options: Any) -> AsyncIterator[
             yield one, other
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for ``condition``, and fail when it does not come true in time."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # the conditions are not events

@@ -106,7 +106,9 @@ def status(to: GunicornServer | HTTPConnection, session: Session) -> int:
 
 def is_stopped(pid: int) -> bool:
     """Tell whether a signal has stopped the process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 @contextmanager

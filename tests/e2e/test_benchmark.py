@@ -29,8 +29,8 @@ def test_every_answer_is_right_in_every_set_up_that_can_be(tmp_path: Path) -> No
     done = run("--works", works, "--setups", setups, "--base", "one", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     found = json.loads((tmp_path / "benchmark.json").read_text())
-    assert set(found["results"]) == set(works.split(","))
-    for work, results in found["results"].items():
+    assert set(found["works"]) == set(works.split(","))
+    for work, results in found["works"].items():
         assert set(results) == {"one", "stock", "ours-framed", "ours-aiohttp"}, work
         for name in ("one", "ours-framed", "ours-aiohttp"):
             result = results[name]

@@ -52,7 +52,8 @@ def test_token_of_a_living_owner() -> None:
 def test_owner_id_of_a_living_owner() -> None:
     with probe_server() as server:
         first, _ = server.workers()
-        assert f"lives: worker (pid {first}) is serving" in asked(server, owner_of(server, first))
+        said = f"lives: worker (pid {first}) is serving"
+        until(lambda: said in asked(server, owner_of(server, first)), "it is found")
 
 
 def test_owner_that_is_stopped_by_a_signal_lives() -> None:

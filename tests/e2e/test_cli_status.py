@@ -106,11 +106,11 @@ def test_both_arbiters_of_an_upgrade_are_shown_and_all_workers() -> None:
 
 
 def test_stopped_worker_is_shown_as_stopped_and_since_when() -> None:
-    with probe_server() as server:
+    with probe_server("--timeout", "120") as server:
         first, other = server.workers()
         with stopped(first):
             assert worker_of(server, first)["state"] == "stopped"
-            assert worker_of(server, other)["state"] == "serving"
+            until(lambda: worker_of(server, other)["state"] == "serving", "the other one serves")
             until(lambda: worker_of(server, first)["silence_seconds"] > 2, "it has been silent")
             assert re.search(rf"{first}  stopped \d+ s ", command("status", "--sockets", server.parent).stdout)
         until(lambda: worker_of(server, first)["state"] == "serving", "it goes on")
@@ -118,7 +118,7 @@ def test_stopped_worker_is_shown_as_stopped_and_since_when() -> None:
 
 def test_worker_whose_loop_is_held_up_is_shown_as_silent(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    with probe_server(journal=journal) as server:
+    with probe_server("--timeout", "120", journal=journal) as server:
         caller = HTTPConnection("127.0.0.1", server.port, timeout=60)
         try:
             caller.request("GET", "/block")
@@ -181,7 +181,7 @@ def test_worker_without_figures_that_can_be_read_is_shown_all_the_same(spoil: st
             shown = status_of(server)
             (spoilt,) = (worker for worker in shown["workers"] if worker["owner"] == owner)
             assert (spoilt["state"], spoilt["pid"], spoilt["stamped"]) == ("unknown", None, None)
-            assert worker_of(server, other)["state"] == "serving"
+            until(lambda: worker_of(server, other)["state"] == "serving", "the other one serves")
             assert re.search(rf"{owner}  *-  no figures ", command("status", "--sockets", server.parent).stdout)
             command("metrics", "--sockets", server.parent)
 

@@ -97,7 +97,7 @@ def test_caller_who_connects_as_the_app_forks_does_not_wait_for_the_child(journa
 
 
 def test_callers_of_a_blocked_worker_wait_and_get_410_when_timeout_ends_it(journal: Journal) -> None:
-    with ThreadPoolExecutor() as pool, probe_server("--timeout", "4", journal=journal) as server:
+    with ThreadPoolExecutor() as pool, probe_server("--timeout", "10", journal=journal) as server:
         blocked, other = server.workers()
         lost, kept = session_at(server, blocked), session_at(server, other)
         with (
@@ -124,7 +124,7 @@ def test_callers_of_a_blocked_worker_wait_and_get_410_when_timeout_ends_it(journ
 def test_worker_that_reaches_max_requests_under_an_open_event_stream_is_never_a_hung_one(
     forwarded: bool, journal: Journal
 ) -> None:
-    options = ("--max-requests", "20", "--timeout", "2", "--graceful-timeout", "6")
+    options = ("--max-requests", "20", "--timeout", "6", "--graceful-timeout", "10")
     with probe_server(*options, app=STREAMS, journal=journal) as server:
         worn, other = server.workers()
         lost, kept = session_at(server, worn), session_at(server, other)

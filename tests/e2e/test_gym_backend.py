@@ -15,7 +15,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCall, ResponseInputParam
 
-from tests.gunicorn_server import GunicornServer, errors, free_port, gunicorn_server
+from tests.gunicorn_server import GunicornServer, errors, gunicorn_server, reserved_port
 
 BACKEND = "gym_gunicorn.gym.examples.scripted_backend:app"
 MODEL = "gym_gunicorn.gym.examples.model:app"
@@ -208,8 +208,8 @@ def test_model_server_answers_whatever_session_a_caller_says_it_has(servers: Ser
 
 
 def test_backend_that_is_down_is_a_server_error_with_the_reason() -> None:
-    port = free_port()
     with (
+        reserved_port() as port,
         gunicorn_server(app=MODEL, workers=1, env={"BACKEND_URL": f"http://127.0.0.1:{port}"}) as model,
         client_of(model.url) as client,
     ):

@@ -18,6 +18,7 @@ from tests.e2e.calls import (
     status,
 )
 from tests.e2e.launching import hang_up, reconfigure
+from tests.faults.files import remove_tree
 from tests.gunicorn_server import CONFIG, GunicornServer, children, gunicorn_server, is_alive, until
 
 # What a hook of ours is called with breaks whenever it is touched, where the test says so.
@@ -190,9 +191,7 @@ def test_server_whose_directory_was_removed_serves_again_after_a_reload() -> Non
     with probe_server() as server:
         (directory,) = server.directories()
         lost = [session_at(server, pid) for pid in server.workers()]
-        for path in directory.iterdir():
-            path.unlink()
-        directory.rmdir()
+        remove_tree(directory)
         hang_up(server, 2)
         assert [status(server, session) for session in lost] == [410, 410]
         for pid in server.workers():
@@ -293,9 +292,7 @@ def test_server_reduced_to_one_worker_stays_routed_though_its_directory_is_remov
         reconfigure(server, "workers = 2", "workers = 1")
         hang_up(server, 1)
         (directory,) = server.directories()
-        for path in directory.iterdir():
-            path.unlink()
-        directory.rmdir()
+        remove_tree(directory)
         (worker,) = server.workers()
         os.kill(worker, signal.SIGKILL)
         until(lambda: server.ready_workers() == 4, "it is replaced")

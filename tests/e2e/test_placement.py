@@ -54,7 +54,7 @@ def test_sessions_of_one_connection_are_spread_over_all_workers_and_stay_right(b
 
 
 def test_requests_that_make_no_session_are_not_placed_where_paths_are_named() -> None:
-    config = BALANCED.replace("SessionRouting(", 'SessionRouting(placement_paths=["/count"], ')
+    config = TIMELESS.replace("SessionRouting(", 'SessionRouting(placement_paths=["/count"], ')
     with probe_server(config=config, workers=4) as server:
         until(lambda: len(serving(server)) == 4, "all four say that they serve")
         pid = server.workers()[0]
@@ -127,7 +127,7 @@ def test_workers_that_are_killed_while_sessions_are_made_lose_only_their_own() -
     with scenario("a worker is killed every second, sessions placed", config=BALANCED) as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 await asyncio.sleep(1)
                 game.strike(signal.SIGKILL)
 
@@ -155,7 +155,7 @@ def test_reloads_while_sessions_are_made_lose_nothing(way: str) -> None:
     with scenario(f"SIGHUP every two seconds, sessions placed, {way}", config=config) as game:
 
         async def disturb() -> None:
-            for _ in rounds(SECONDS):
+            for _ in rounds(SECONDS, lambda: game.tally.gone):
                 game.server.send(signal.SIGHUP)
                 await asyncio.sleep(2)
 

@@ -104,8 +104,11 @@ async def reload_under_load(
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             await asyncio.sleep(interval)
+            ready = server.ready_workers()
             server.send(signal.SIGHUP)
             load.answers["reloads"] += 1
+            # On a slow machine the next one would end them before they have served.
+            await asyncio.to_thread(until, lambda: server.ready_workers() >= ready + 4, "new workers serve")  # noqa: B023
         load.ended.set()
     return load.answers
 

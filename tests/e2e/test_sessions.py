@@ -8,7 +8,7 @@ import signal
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 
-from tests.gunicorn_server import STOCK, GunicornServer, errors, gunicorn_server, until
+from tests.gunicorn_server import STOCK, GunicornServer, errors, gunicorn_server, is_alive, until
 from tests.sessions import Answered, Caller, caller, play
 
 
@@ -33,7 +33,10 @@ def test_sessions_of_a_killed_worker_get_410_and_all_others_are_right() -> None:
             await asyncio.gather(*(each.seed(number) for number, each in enumerate(callers)))
             owners = [each.owner() or "none" for each in callers]
             killed = Counter(owners).most_common()[-1][0]
-            os.kill(server.pid_of(killed), signal.SIGKILL)
+            pid = server.pid_of(killed)
+            os.kill(pid, signal.SIGKILL)
+            # One that dies in the middle of a request is told by 502.
+            await asyncio.to_thread(until, lambda: not is_alive(pid), "it is dead")
 
             async def go_on(owner: str, each: Caller) -> None:
                 try:

@@ -75,7 +75,7 @@ def test_sessions_are_right_over_a_unix_listener(tmp_path: Path) -> None:
 
 def test_timeout_of_the_flag_ends_a_worker_that_hangs(journal: Journal) -> None:
     config = CONFIG + "timeout = 600\n"
-    with ThreadPoolExecutor() as pool, probe_server("--timeout", "4", config=config, journal=journal) as server:
+    with ThreadPoolExecutor() as pool, probe_server("--timeout", "10", config=config, journal=journal) as server:
         hung, other = server.workers()
         lost, kept = session_at(server, hung), session_at(server, other)
         with connection_to(server, hung) as connection:

@@ -225,9 +225,11 @@ def test_server_that_is_pid_1_of_a_container_keeps_sessions_right_and_leaves_not
         until(lambda: server.ready_workers() == 3, "it is replaced")
         assert [status(server, sessions[0]) for _ in range(3)] == [410] * 3
         assert [count(server, sessions[1]) for _ in range(3)] == [4, 5, 6]
+        old = children(arbiter)
+        assert other in old
         os.kill(arbiter, signal.SIGHUP)
         until(lambda: server.ready_workers() == 5, "the new workers serve")
-        until(lambda: not is_alive(other), "the old workers are gone")
+        until(lambda: not any(map(is_alive, old)), "the old workers are gone")
         assert [status(server, session) for session in sessions] == [410, 410]
         new = Session()
         assert [count(server, new) for _ in range(5)] == [1, 2, 3, 4, 5]

@@ -21,7 +21,7 @@ from tests.faults.tally import Ledger, Tally
 from tests.gunicorn_server import GunicornServer
 
 # Seconds after which a caller calls it a hang.
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 @contextmanager

@@ -51,12 +51,12 @@ def is_held(directory: Path) -> bool:
     return False
 
 
-def has_open(pid: int, directory: Path) -> bool:
-    """Tell whether a process has the directory open that is at this path now."""
+def has_open(pid: int, path: Path) -> bool:
+    """Tell whether a process has the file or directory open that is at this path now."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                if entry.stat().st_ino == directory.lstat().st_ino and os.readlink(entry) == str(directory):
+                if entry.stat().st_ino == path.lstat().st_ino and os.readlink(entry) == str(path):
                     return True
     return False
 

@@ -42,7 +42,7 @@ def test_killed_arbiter_that_is_started_again_at_once_loses_the_old_sessions_and
 
         tally = game.play(disturb, players=60)
         assert tally.gone
-        assert not first.exists()
+        until(lambda: not first.exists(), "the first directory is gone")
         assert servers[-1].stop() == 0
         for server in servers[1:]:
             assert_nothing_left(server)

@@ -93,7 +93,7 @@ def test_clock_that_steps_on_the_way_to_the_session_middleware_has_no_other_work
     with stepping_clock("the clock steps within requests", PAUSE="0.02") as (game, step):
 
         async def disturb() -> None:
-            for number in rounds(SECONDS):
+            for number in rounds(SECONDS, lambda: game.tally.anew):
                 step(-HOUR * (number % 2))
                 await asyncio.sleep(0.02)
             step(0)

@@ -156,7 +156,7 @@ def test_start_in_a_folder_that_can_not_be_used_names_the_folder_and_the_setting
 def test_sessions_go_on_in_a_folder_that_has_become_full_or_read_only(harm: Harm, tmp_path: Path) -> None:
     gunicorn = command(tmp_path / "gunicorn", f"nr_inodes={INODES},size=1m")
     name = f"files: {in_words(harm)} while it serves"
-    with scenario(name, config=IN_SMALL, gunicorn=gunicorn) as broken:
+    with scenario(name, "--keep-alive", "75", config=IN_SMALL, gunicorn=gunicorn) as broken:
         sessions = witnesses(broken.server)
         mends: list[Callable[[], None]] = []
 

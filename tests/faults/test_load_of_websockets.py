@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tests.difference.websocket import CLOSE, TEXT, UPGRADE, close_frame, frame
 from tests.faults.crowd import PATIENCE, Crowd, Line, Session, descriptors, descriptors_for, eventually, lines_to
 from tests.faults.scenario import Scenario, scenario
-from tests.gunicorn_server import errors, is_alive
+from tests.gunicorn_server import CONFIG, errors, is_alive
 
 WEBSOCKETS = 1000
 KEPT = ("--keep-alive", "75", "--timeout", "120")
@@ -26,6 +26,16 @@ async def _shake_hands(line: Line, session: Session) -> int:
     if status != 101:
         await line.body(headers)
     return status
+
+
+# These callers answer no pings, and may be slow.
+WITHOUT_PINGS = (
+    CONFIG
+    + """
+from gym_gunicorn import RoutingWorker
+RoutingWorker.CONFIG_KWARGS = {**RoutingWorker.CONFIG_KWARGS, "ws_ping_interval": None}
+"""
+)
 
 
 async def _frame(line: Line) -> tuple[int, bytes]:
@@ -103,7 +113,10 @@ async def _nothing_is_left(it: _Thousand) -> None:
 
 
 def test_thousand_forwarded_websockets_end_with_their_killed_owner() -> None:
-    with descriptors_for(6000), scenario("1,000 WebSockets, owner killed", *KEPT, workers=2) as scene:
+    with (
+        descriptors_for(6000),
+        scenario("1,000 WebSockets, owner killed", *KEPT, config=WITHOUT_PINGS, workers=2) as scene,
+    ):
         asyncio.run(_killed(scene))
         scene.end()
 
@@ -122,7 +135,7 @@ async def _killed(scene: Scenario) -> None:
 def test_thousand_forwarded_websockets_are_told_1012_by_their_stopping_owner() -> None:
     with (
         descriptors_for(6000),
-        scenario("1,000 WebSockets, owner told to stop", *KEPT, workers=2) as scene,
+        scenario("1,000 WebSockets, owner told to stop", *KEPT, config=WITHOUT_PINGS, workers=2) as scene,
     ):
         asyncio.run(_told_to_stop(scene))
         # uvicorn's word (0.54) for a handshake that is refused, whoever refuses it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 
 from tests.faults.mixture import mixture
 
@@ -12,8 +11,8 @@ SECONDS = float(os.environ.get("GYM_GUNICORN_SOAK_SECONDS", "120"))
 
 
 def test_nothing_is_lost_silently_whatever_breaks() -> None:
-    seed = int(os.environ.get("GYM_GUNICORN_SOAK_SEED", random.randrange(10**6)))
-    print(f"to repeat it: GYM_GUNICORN_SOAK_SEED={seed}")
+    # Of another seed each time with scripts/soak.
+    seed = int(os.environ.get("GYM_GUNICORN_SOAK_SEED", "1"))
     with mixture(seed) as it:
         try:
             asyncio.run(it.run(SECONDS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.players import come_true
@@ -26,8 +27,9 @@ def arbiter_in(path: Path) -> int:
 async def new_arbiter(game: Scenario, old: int) -> int:
     """Have the arbiter ``old`` start another one, and return the pid of that."""
     path = game.server.parent / "pid.2"
+    before = arbiter_in(path)
     os.kill(old, signal.SIGUSR2)
-    await come_true(lambda: arbiter_in(path), "the new arbiter has written its pid")
+    await come_true(lambda: arbiter_in(path) not in (0, before), "the new arbiter has written its pid")
     new = arbiter_in(path)
     game.server.seen.add(new)
     return new
@@ -51,6 +53,15 @@ async def end(pid: int) -> None:
 async def reaped(pid: int) -> None:
     """Wait until the old arbiter knows that the new one has ended: until then it starts no other."""
     await come_true(lambda: not os.path.exists(f"/proc/{pid}"), "it is reaped")
+
+
+def loads_its_app(pid: int) -> bool:
+    """Tell whether a worker has signals of its own: one just forked loses a SIGTERM in its arbiter's handler."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+    return False
 
 
 def test_upgrades_break_no_connection() -> None:
@@ -104,8 +115,11 @@ def test_upgrades_while_workers_are_starting_break_no_connection() -> None:
                 game.server.send(signal.SIGHUP)
                 new = await new_arbiter(game, game.server.pid)
                 game.server.send(signal.SIGHUP)
-                await asyncio.sleep(0.3)
                 if not arbiters:
+                    await come_true(
+                        lambda: len(children(new)) == 3 and all(map(loads_its_app, children(new))),  # noqa: B023
+                        "its workers load their app",
+                    )
                     arbiters.append(new)
                     await end(new)
                     await reaped(new)

@@ -91,7 +91,7 @@ def test_worker_that_leaks_until_the_kernel_kills_it_costs_its_own_sessions() ->
                     try:
                         async with player.http.post(f"{game.server.url}/leak?size={2**22}") as response:
                             if response.status != 200:
-                                assert response.status == 410
+                                assert response.status in (410, 502)
                                 break
                             assert (await response.json())["pid"] == leaking
                     except aiohttp.ClientError:
@@ -117,7 +117,7 @@ def test_sessions_of_a_killed_worker_get_410_at_once_though_its_children_live_on
                 player = one_more(game)
                 while await player.step() != "right":
                     pass
-                async with player.http.post(f"{game.server.url}/fork?seconds=120") as response:
+                async with player.http.post(f"{game.server.url}/fork?seconds=3600") as response:
                     answer = await response.json()
                 assert answer["pid"] == player.owner
                 forked.append(answer["child"])

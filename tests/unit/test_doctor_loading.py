@@ -190,9 +190,9 @@ def test_an_app_that_is_not_loaded_in_time_is_ended_with_all_that_it_started(
         "import os, pathlib, subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
         "pathlib.Path('pids').write_text(f'{os.getpid()} {child.pid}')\ntime.sleep(600)\n"
     )
-    status, found = codes(capsys, "-c", "conf.py", "--load-timeout", "5", "served:app")
+    status, found = codes(capsys, "-c", "conf.py", "--load-timeout", "15", "served:app")
     assert status == 2
-    assert "not loaded within 5 seconds" in found["application-broken"]["text"]
+    assert "not loaded within 15 seconds" in found["application-broken"]["text"]
     for pid in map(int, (folder / "pids").read_text().split()):
         until(lambda pid=pid: not is_alive(pid), "it is ended")  # type: ignore[misc]  # bound now
 

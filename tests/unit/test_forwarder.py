@@ -19,10 +19,11 @@ from tests.workers import socket_directory, until
 
 # A process that listens, takes connections, and answers nothing.
 SILENT = """
-import socket, sys
+import os, socket, sys
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
+listener.bind(sys.argv[1] + "~")
 listener.listen(100)
+os.rename(sys.argv[1] + "~", sys.argv[1])
 kept = []
 while True:
     kept.append(listener.accept())

@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 from uvicorn import Config, Server
 
+from gym_gunicorn import framed
 from gym_gunicorn.figures import ACTIVE, BROKEN, BUSY, CONNECTIONS, FORWARDED, GONE, LOCAL, RECEIVED
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.placement import Room
@@ -101,6 +102,12 @@ class App:
         self.run.append("websocket")
         await websocket.accept()
         await websocket.close()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every worker that lives, however slow the machine is."""
+    monkeypatch.setattr(framed, "REACH", 60.0)
 
 
 class Chooser:
@@ -502,12 +509,14 @@ def test_known_worker_that_is_dead_is_done_without(way: Way) -> None:
     played(scenario())
 
 
-def test_worker_that_is_silent_when_it_is_connected_to_is_done_without() -> None:
+def test_worker_that_is_silent_when_it_is_connected_to_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with placing("framed") as pair:
             with another_process(pair) as (process, owner_id):
                 process.process.send_signal(signal.SIGSTOP)
-                await handled_here(pair, owner_id)
+                with monkeypatch.context() as hasty:
+                    hasty.setattr(framed, "REACH", 0.25)
+                    await handled_here(pair, owner_id)
                 process.process.send_signal(signal.SIGCONT)
                 # Nothing is left of it: the next one is taken.
                 assert (await ask(pair.here, "/session")).owner == owner_id
@@ -637,7 +646,9 @@ def test_caller_that_leaves_ends_what_was_placed(way: Way, path: str) -> None:
     played(scenario())
 
 
-def test_caller_that_leaves_before_its_worker_is_had_leaves_nothing_behind() -> None:
+def test_caller_that_leaves_before_its_worker_is_had_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "REACH", 0.25)
+
     async def scenario() -> None:
         async with placing("framed") as pair:
             with another_process(pair) as (process, owner_id):
