@@ -38,6 +38,9 @@ class CancelOnDisconnect:
             event = await events.get()
             if isinstance(event, Exception):
                 raise event
+            if answered and event["type"] == "http.disconnect":
+                # Who is left to finish may ask again, and is told again, as servers do.
+                events.put_nowait(event)
             return event
 
         async def send_event(message: Message) -> None:

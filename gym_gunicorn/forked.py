@@ -22,14 +22,14 @@ def letting_go(listeners: Iterable[socket.socket], directory: str) -> Callable[[
     """
     addresses = {_place(listener.family, listener.getsockname()) for listener in listeners}
     folder = os.path.join(directory, "")
+    # Opened now: a child of a process without a free descriptor could not.
+    null = os.open(os.devnull, os.O_RDWR)
 
     def let_go() -> None:
-        null = os.open(os.devnull, os.O_RDWR)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if _leads_to(descriptor, addresses, folder):
                 # Not closed: the number stays taken, so that a close by the event loop hits nothing else.
                 os.dup2(null, descriptor, inheritable=False)
-        os.close(null)
 
     return let_go
 
@@ -43,9 +43,9 @@ def _leads_to(descriptor: int, addresses: set[Any], folder: str) -> bool:
     names: list[Any] = []
     try:
         if sock.type == socket.SOCK_STREAM:
-            names.append(sock.getsockname())
-            # Only a connection has one.
+            # Only a connection has the second.
             with contextlib.suppress(OSError):
+                names.append(sock.getsockname())
                 names.append(sock.getpeername())
         own = bool(names) and _place(sock.family, names[0]) in addresses
         return own or any(isinstance(name, str) and name.startswith(folder) for name in names)

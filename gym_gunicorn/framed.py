@@ -21,7 +21,7 @@ from gym_gunicorn.peer import Peers
 from gym_gunicorn.sockets import socket_path
 from gym_gunicorn.websocket import websocket_exchange
 
-# Seconds after which it is watched whether the caller of a request without a body is still
+# Seconds after which it is watched whether a caller whose whole request was sent is still
 # there. Most replies come sooner, and a task for each would cost more than the rest of the way.
 PATIENCE = 0.02
 

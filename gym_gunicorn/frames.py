@@ -128,6 +128,7 @@ class FramedConnection(asyncio.Protocol):
         self.lost = False
         self._parser = FrameParser()
         self._reading = True
+        self._waited = False
         self._writable: asyncio.Future[None] | None = None
         self.loop = asyncio.get_running_loop()
         self._held = b""
@@ -149,14 +150,15 @@ class FramedConnection(asyncio.Protocol):
         if self.lost:
             # uvloop (0.23) raises RuntimeError here, asyncio warns.
             return
-        data = self._held + _HEADER.pack(len(payload), kind)
-        small = len(payload) < HIGH_WATER
-        if small:
-            # An app's body may be no bytes: what is held is then still sent.
-            data += payload
-        self._held = b""
-        self.transport.write(data)
-        if not small:
+        if type(payload) is not bytes:
+            # An app's body: of other kinds of bytes len() may count items, and what is none is
+            # refused before anything of the frame is sent.
+            payload = bytes(memoryview(payload))
+        data, self._held = self._held + _HEADER.pack(len(payload), kind), b""
+        if len(payload) < HIGH_WATER:
+            self.transport.write(data + payload)
+        else:
+            self.transport.write(data)
             self.transport.write(payload)
 
     def hold(self, kind: int, payload: bytes) -> None:
@@ -186,7 +188,13 @@ class FramedConnection(asyncio.Protocol):
         """Read no more for now."""
         if self._reading and not self.transport.is_closing():
             self._reading = False
+            self._waited = True
             self.transport.pause_reading()
+
+    def waited_for_caller(self) -> bool:
+        """Tell whether reading is paused, or has been since this was last asked: then there may be more to read."""
+        waited, self._waited = self._waited, not self._reading
+        return waited and not self.lost
 
     def resume(self) -> None:
         """Read on."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
 from gym_gunicorn.directory import SocketDirectory
 from gym_gunicorn.discovery import find_declaration
 from gym_gunicorn.figures import read_all
 from gym_gunicorn.fingerprint import secret_trouble
-from gym_gunicorn.forked import letting_go
 from gym_gunicorn.operators import OperatorPaths, own_health
 from gym_gunicorn.routed import route
 from gym_gunicorn.settings import Settings
@@ -43,10 +41,6 @@ def join(worker: RoutingWorker, owner_id: str, directory: SocketDirectory, setti
         worker.wsgi = worker.routed.app
         worker.log.info("This worker is owner %s", owner_id)
         _compare_secrets(worker, owner_id, directory)
-        # A child that the app forks may outlive this worker, and must not pass for it.
-        os.register_at_fork(after_in_child=directory.let_go)
-        listeners = [wrapper.sock for wrapper in worker.sockets]
-        os.register_at_fork(after_in_child=letting_go(listeners, directory.path))
         return
     worker.be_unrouted()
     stay_unrouted(worker, settings)

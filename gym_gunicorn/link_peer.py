@@ -32,18 +32,18 @@ class LinkPeer(Peer):
 
     def has_idle(self) -> bool:
         """Tell whether ``idle`` would return a link."""
-        while self._idle and self._idle[-1].lost:
+        # One that was aborted a moment ago is not lost yet.
+        while self._idle and self._idle[-1].transport.is_closing():
             self._idle.pop()
         return bool(self._idle)
 
     def idle(self) -> Link | None:
         """Return a link that is there and that nobody uses."""
-        while self._idle:
-            link = self._idle.pop()
-            if not link.lost:
-                self._used.add(link)
-                return link
-        return None
+        if not self.has_idle():
+            return None
+        link = self._idle.pop()
+        self._used.add(link)
+        return link
 
     async def connect(self) -> Link:
         """Return a new link.
@@ -72,6 +72,12 @@ class LinkPeer(Peer):
                     failure = Busy(self.owner_id, "it closed a new connection: no descriptor was free, most likely")
             raise failure or Broken(self.owner_id, f"its socket can't be connected to ({describe(error)})") from error
         return link
+
+    def drop_read(self) -> bool:
+        for link in list(self._used):
+            if not link.waited_for_caller():
+                self.drop(link)
+        return bool(self._used)
 
     def give_back(self, link: Link) -> None:
         """Keep a link whose exchange is complete for the next one."""

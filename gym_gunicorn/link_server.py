@@ -32,8 +32,7 @@ from gym_gunicorn.frames import (
     FramedConnection,
     FrameError,
 )
-from gym_gunicorn.private import EXCHANGE
-from gym_gunicorn.stopping import AnswerCancelled
+from gym_gunicorn.private import EXCHANGE, PrivateApp
 
 log = logging.getLogger("uvicorn.error")
 
@@ -93,7 +92,7 @@ class LinkServer(FramedConnection):
     """
 
     def __init__(
-        self, app: AnswerCancelled, state: ServerState, app_state: dict[str, Any], failure: Message, isolated: bool
+        self, app: PrivateApp, state: ServerState, app_state: dict[str, Any], failure: Message, isolated: bool
     ) -> None:
         super().__init__()
         self.failure = failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, cast
 
 # Bytes up to which copying is cheaper than a system call.
@@ -23,7 +24,7 @@ def in_one_write(protocol: type[asyncio.Protocol]) -> type[asyncio.Protocol]:
 
 
 class OneWrite(asyncio.Transport):
-    """A transport that holds the head of a reply until the next write, and not beyond this turn of the event loop.
+    """A transport that holds what begins as the head of a reply does, until the next write or turn of the event loop.
 
     All else goes on to ``transport`` as it comes.
     """
@@ -48,7 +49,7 @@ class OneWrite(asyncio.Transport):
                 # What is no bytes may be refused.
                 self._transport.write(held)
                 self._transport.write(data)
-        elif data[:5] == b"HTTP/" and len(data) < _SMALL:
+        elif type(data) is bytes and data[:5] == b"HTTP/" and len(data) < _SMALL:
             self._held = data
             self._loop.call_soon(self._flush)
         else:
@@ -57,7 +58,9 @@ class OneWrite(asyncio.Transport):
     def _flush(self) -> None:
         if self._held:
             held, self._held = self._held, b""
-            if not self._transport.is_closing():
+            # Closing is not closed: what is written may still be sent, after what is left of the reply before.
+            # uvloop (0.23) raises where it is closed.
+            with contextlib.suppress(RuntimeError):
                 self._transport.write(held)
 
     def close(self) -> None:

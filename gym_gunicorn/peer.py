@@ -16,8 +16,8 @@ KEEP_ALIVE = 30
 
 # Seconds. The kernel ends a process piece by piece: a connection can break a moment
 # before the process counts as dead. Also how long an exchange with a dead owner may
-# go on: what the owner had sent is still being read, but a child that it forked may
-# hold the connection open for ever.
+# go on, unless its caller takes slowly what the owner had sent: a child that was forked
+# past Python's hooks may hold the connection open for ever.
 DEATH = 0.5
 
 
@@ -67,6 +67,10 @@ class Peer:
     def is_unwatched(self) -> bool:
         """Tell whether nothing but a failed exchange will tell of the owner's death."""
         return self._pidfd is None
+
+    def drop_read(self) -> bool:
+        """Close the connections by which nothing more comes from an owner that has ended; tell whether any is left."""
+        return False
 
     async def close(self) -> None:
         """Close all connections, whoever uses them."""
@@ -157,5 +161,8 @@ class Peers(Generic[P]):
             await peer.ended.wait()
             self._peers.pop(peer.owner_id, None)
             await asyncio.sleep(DEATH)
+            # A caller may take slowly what the owner had sent before it ended.
+            while peer.drop_read():  # noqa: ASYNC110  # no event tells of it
+                await asyncio.sleep(DEATH)
         finally:
             await peer.close()

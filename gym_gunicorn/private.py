@@ -8,12 +8,13 @@ import logging
 import time
 from typing import Protocol
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
 from gym_gunicorn import wire
 from gym_gunicorn.figures import ACTIVE, RECEIVED, WEBSOCKETS, Figures
 from gym_gunicorn.problems import EXCHANGE_BROKEN
+from gym_gunicorn.stopping import AnswerCancelled
 
 log = logging.getLogger("uvicorn.error")
 
@@ -49,7 +50,7 @@ class PrivateApp:
     can ``curl --unix-socket`` a worker. One that is meant for another owner is refused.
     """
 
-    def __init__(self, app: ASGIApp, figures: Figures | None = None, owner_id: str | None = None) -> None:
+    def __init__(self, app: AnswerCancelled, figures: Figures | None = None, owner_id: str | None = None) -> None:
         self.app = app
         self._owner_id = None if owner_id is None else owner_id.encode()
         self.websockets_served = 0
@@ -104,6 +105,11 @@ class PrivateApp:
             self._figures.values[ACTIVE] -= 1
             if exchange is not None:
                 exchange.began = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server stops; this ends links with the reply that is under way."""
+        return self.app.stopping
 
     async def close_websockets(self) -> None:
         """Tell both ends of all WebSockets that their owner stops; one that takes nothing is not waited for."""

@@ -17,8 +17,8 @@ from uvicorn.server import ServerState
 from gym_gunicorn.frames import greeting
 from gym_gunicorn.link_server import LinkOrHttp, LinkServer
 from gym_gunicorn.peer import KEEP_ALIVE
+from gym_gunicorn.private import PrivateApp
 from gym_gunicorn.sockets import bind_private_socket, unlink
-from gym_gunicorn.stopping import AnswerCancelled
 
 
 class PrivateServer:
@@ -35,7 +35,7 @@ class PrivateServer:
         path: the socket's path, removed when the server stops accepting.
     """
 
-    def __init__(self, app: AnswerCancelled, owner_id: str, listener: socket.socket, path: str) -> None:
+    def __init__(self, app: PrivateApp, owner_id: str, listener: socket.socket, path: str) -> None:
         self.app = app
         self._owner_id = owner_id
         self.path = path

@@ -53,7 +53,7 @@ class Routed:
     async def begin_stop(self) -> None:
         """Take no more from siblings that would need a new connection, and end their WebSockets."""
         self.figures.values[STATE] = STOPPING
-        self.app.stopping = self.private.app.stopping = True
+        self.app.stopping = self.private_app.app.stopping = True
         self.private.stop_accepting()
         await self.private_app.close_websockets()
 
@@ -137,8 +137,12 @@ def route(
         placement=None if policy is None else Placement(owner_id, directory, figures, policy),
         placement_paths=settings.placement_paths,
     )
-    stopping = around(SERVER_STOPPING)
-    private_app = PrivateApp(app, figures, owner_id)
+    stopping: ASGIApp = SERVER_STOPPING
+    if tokens.token_header is not None:
+        stopping = _below(tokens.token_path, SERVER_STOPPING.as_json_rpc(), SERVER_STOPPING)
+    stopping = around(stopping)
+    # Within what makes the caller's scope: the CORS fields are for its Origin.
+    private_app = PrivateApp(AnswerCancelled(app, stopping), figures, owner_id)
     answers: dict[str, Answer] = {}
     if settings.health_path is not None:
         answers[settings.health_path] = partial(health, directory)
@@ -148,7 +152,7 @@ def route(
         owner_id=owner_id,
         app=AnswerCancelled(OperatorPaths(router, answers) if answers else router, stopping),
         router=router,
-        private=PrivateServer(AnswerCancelled(private_app, stopping), owner_id, listener, path),
+        private=PrivateServer(private_app, owner_id, listener, path),
         private_app=private_app,
         forwarder=forwarder,
         figures=figures,

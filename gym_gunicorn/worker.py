@@ -19,6 +19,7 @@ from uvicorn_worker import UvicornWorker
 
 from gym_gunicorn.directory import SocketDirectory
 from gym_gunicorn.figures import GENERATION, SERVING, STATE, Figures, figures_path
+from gym_gunicorn.forked import letting_go
 from gym_gunicorn.healing import Healing
 from gym_gunicorn.hooks import ConfigurationError, check_hooks
 from gym_gunicorn.routed import Routed
@@ -88,6 +89,10 @@ class RoutingWorker(UvicornWorker):  # type: ignore[misc]  # uvicorn-worker has 
     def load_wsgi(self) -> None:
         # Whose user it is to be, this process is by now.
         if self.owner_id is not None and self.directory is not None:
+            # A child that the app forks, also while it is loaded, may outlive this worker, and must not pass for it.
+            os.register_at_fork(after_in_child=self.directory.let_go)
+            listeners = [wrapper.sock for wrapper in self.sockets]
+            os.register_at_fork(after_in_child=letting_go(listeners, self.directory.path))
             try:
                 self.figures = Figures(figures_path(self.directory.path, self.owner_id))
             except OSError as error:

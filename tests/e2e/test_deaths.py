@@ -96,6 +96,18 @@ def test_caller_who_connects_as_the_app_forks_does_not_wait_for_the_child(journa
                     assert caller.recv(1) == b""
 
 
+def test_children_forked_while_the_app_is_imported_hold_no_port(journal: Journal) -> None:
+    with probe_server(app="tests.e2e.apps.forking:app", journal=journal) as server:
+        forked = [int(line.split()[1]) for line in journal.lines() if line.startswith("forked")]
+        assert len(forked) == 2
+        server.seen.update(forked)
+        assert server.stop() == 0
+        assert all(map(is_alive, forked))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        assert server.directories() == []
+
+
 def test_callers_of_a_blocked_worker_wait_and_get_410_when_timeout_ends_it(journal: Journal) -> None:
     with ThreadPoolExecutor() as pool, probe_server("--timeout", "10", journal=journal) as server:
         blocked, other = server.workers()

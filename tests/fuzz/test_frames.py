@@ -166,7 +166,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def owner_meets(pieces: Sequence[bytes]) -> None:
-    app = AnswerCancelled(PrivateApp(echo, owner_id=OWNER), SERVER_STOPPING)
+    app = PrivateApp(AnswerCancelled(echo, SERVER_STOPPING), owner_id=OWNER)
     state = ServerState()
     config = Config(app, log_config=None, lifespan="off", interface="asgi3", ws="none", access_log=False)
     config.load()

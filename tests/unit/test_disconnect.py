@@ -113,6 +113,27 @@ def test_a_waiting_handler_is_cancelled_and_cleans_up_when_its_caller_leaves() -
     run(test)
 
 
+def test_a_handler_that_has_answered_is_told_of_the_disconnect_as_often_as_it_asks() -> None:
+    told: list[Message] = []
+
+    async def asks_on(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send(START)
+        await send(END)
+        for _ in range(3):
+            told.append(await receive())
+
+    async def test() -> None:
+        caller = Caller(WHOLE)
+        task = call(asks_on, caller)
+        await settle()
+        caller.sends(GONE)
+        await task
+        assert told == [GONE] * 3
+
+    run(test)
+
+
 def test_a_handler_in_the_middle_of_its_reply_is_cancelled() -> None:
     async def begins_reply(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)

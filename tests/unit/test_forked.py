@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -104,9 +105,29 @@ def test_child_keeps_the_numbers_of_what_it_gives_up(stack: ExitStack, tmp_path:
     public = listening(stack, socket.AF_INET, ("127.0.0.1", 0))
     child = os.fork()
     if child == 0:
+        let_go = letting_go([public], str(tmp_path))
         before = set(os.listdir("/proc/self/fd"))
-        letting_go([public], str(tmp_path))()
+        let_go()
         # Taken, by what reads as an end.
         same = set(os.listdir("/proc/self/fd")) == before and os.read(public.fileno(), 1) == b""
         os._exit(0 if same else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_child_of_a_process_with_no_free_descriptor_gives_up_all_the_same(stack: ExitStack, tmp_path: Path) -> None:
+    public = listening(stack, socket.AF_INET, ("127.0.0.1", 0))
+    near, accepted = connected(stack, public, public.getsockname())
+    let_go = letting_go([public], str(tmp_path))
+
+    def let_go_without_room() -> None:
+        soft = max(map(int, os.listdir("/proc/self/fd"))) + 8
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
+        with suppress(OSError):
+            while True:
+                last = os.dup(near.fileno())
+        # The lock on the socket directory is given up first.
+        os.close(last)
+        let_go()
+
+    sockets = {"public": public, "near": near, "accepted": accepted}
+    assert kept_by_a_child(let_go_without_room, sockets) == {"near"}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import struct
 import tracemalloc
+from array import array
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +24,7 @@ from gym_gunicorn.frames import (
     PREFACE,
     REPLY,
     REQUEST,
+    FramedConnection,
     FrameError,
     FrameParser,
     frame,
@@ -162,3 +167,39 @@ def test_greeting_is_the_preface_and_the_owner() -> None:
 
 def test_preface_begins_as_no_request_of_http_does() -> None:
     assert PREFACE[0] == 0
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+
+def written(*frames: tuple[int, Any]) -> list[tuple[int, bytes]]:
+    """Return the frames that arrive where these are written one after the other, refused ones left out."""
+
+    async def play() -> bytes:
+        connection, wire = FramedConnection(), Wire()
+        connection.connection_made(cast(asyncio.BaseTransport, wire))
+        for kind, payload in frames:
+            with contextlib.suppress(TypeError):
+                connection.write(kind, payload)
+        return wire.written
+
+    return joined(FrameParser().feed(asyncio.run(play())))
+
+
+@pytest.mark.parametrize("items", [2, 2**15])
+def test_body_of_wide_items_arrives_as_its_bytes(items: int) -> None:
+    wide = array("I", range(items))
+    assert written((BODY, memoryview(wide)), (END, b"x")) == joined([(BODY, wide.tobytes()), (END, b"x")])
+    assert written((BODY, bytearray(b"abc")), (END, b"x")) == joined([(BODY, b"abc"), (END, b"x")])
+
+
+@pytest.mark.parametrize("length", [1, 70_000])
+def test_body_that_is_no_bytes_is_refused_before_anything_of_it_is_sent(length: int) -> None:
+    assert written((BODY, "x" * length), (END, b"y")) == [(END, b"y")]

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 from starlette.types import Message, Scope
 
-from gym_gunicorn import wire
+from gym_gunicorn import peer, wire
 from gym_gunicorn.errors import Broken, Busy, Gone, Truncated
 from gym_gunicorn.figures import CONNECTIONS, SENT_BYTES, Figures
 from gym_gunicorn.framed import FramedForwarder
@@ -676,5 +676,87 @@ def test_websocket_whose_scope_can_be_no_head_leaves_no_link_behind(run: Run) ->
             with pytest.raises(Broken):
                 await it.forwarder.websocket(OWNER, scope, caller.receive, caller.send)
             await until(lambda: it.forwarder.figures.values[CONNECTIONS] == 0)
+
+    run(scenario())
+
+
+def test_link_that_was_aborted_a_moment_ago_is_not_used_again(run: Run) -> None:
+    async def serve(sibling: Sibling) -> None:
+        await sibling.answer(b"body")
+        await never(sibling)
+
+    async def scenario() -> None:
+        async with owner(serve) as it:
+            await it.forward(Caller())
+            (link,) = it.forwarder._peers.get(OWNER)._idle
+            # The event loop tells of it later.
+            link.transport.abort()
+            caller = Caller()
+            await it.forward(caller)
+            assert caller.body == b"body"
+            assert it.connections == 3
+
+    run(scenario())
+
+
+def test_caller_that_takes_slowly_gets_the_whole_reply_of_an_owner_that_has_ended(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "DEATH", 0.02)
+    # More than the kernel and both ends hold.
+    whole = b"x" * LARGE
+
+    async def serve(sibling: Sibling) -> None:
+        await sibling.next()
+        sibling.send((REPLY, START), *[(BODY, whole[: 2**16])] * (LARGE // 2**16), (END, b""))
+        await never(sibling)
+
+    async def scenario() -> None:
+        async with owner(serve) as it:
+            caller = Caller()
+            caller.takes.clear()
+            task = it.forwarding(caller)
+            peers = it.forwarder._peers
+            await until(lambda: any(not link._reading for link in peers.get(OWNER)._used))
+            peers.get(OWNER).ended.set()
+            await until(lambda: OWNER not in peers._peers)
+            for _ in range(10):
+                await asyncio.sleep(peer.DEATH)
+            caller.takes.set()
+            await task
+            assert caller.body == whole
+            await until(lambda: not peers._watchers)
+
+    run(scenario())
+
+
+def test_caller_of_an_owner_that_has_ended_is_told_though_another_takes_slowly(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "DEATH", 0.02)
+
+    sizes = iter([2**17, 1])
+
+    async def serve(sibling: Sibling) -> None:
+        await sibling.next()
+        sibling.send((REPLY, START), (BODY, b"x" * next(sizes)))
+        await never(sibling)
+
+    async def scenario() -> None:
+        async with owner(serve) as it:
+            slow, quick = Caller(), Caller()
+            slow.takes.clear()
+            peers = it.forwarder._peers
+            slow_task = it.forwarding(slow)
+            await until(lambda: any(not link._reading for link in peers.get(OWNER)._used))
+            quick_task = it.forwarding(quick)
+            await until(lambda: quick.body)
+            peers.get(OWNER).ended.set()
+            with pytest.raises(Truncated):
+                await quick_task
+            assert not slow_task.done()
+            slow.events.put_nowait(DISCONNECT)
+            slow.takes.set()
+            await slow_task
 
     run(scenario())

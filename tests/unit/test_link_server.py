@@ -141,7 +141,7 @@ class Owner:
 async def serving(app: ASGIApp) -> AsyncIterator[Owner]:
     with socket_directory() as directory:
         path = socket_path(directory, OWNER)
-        served = AnswerCancelled(PrivateApp(app, owner_id=OWNER), SERVER_STOPPING)
+        served = PrivateApp(AnswerCancelled(app, SERVER_STOPPING), owner_id=OWNER)
         server = PrivateServer(served, OWNER, bind_private_socket(path, 100), path)
         config = Config(app, log_config=None)
         config.load()
@@ -433,7 +433,7 @@ def test_reply_of_a_stopping_owner_arrives_whole_while_the_body_is_still_under_w
 
         async with serving(app) as owner:
             sibling = await owner.link()
-            owner.server.app.stopping = True
+            owner.server.app.app.stopping = True
             sibling.send(REQUEST, HEAD)
             # The sibling takes nothing before it has sent a piece that the owner did not wait for.
             sibling.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's can

@@ -31,9 +31,11 @@ class Wire:
     def __init__(self) -> None:
         self.did: list[object] = []
         self.closing = False
+        self.closed = False
 
     def write(self, data: bytes) -> None:
-        assert not self.closing
+        if self.closed:
+            raise RuntimeError("as uvloop's")
         self.did.append(data)
 
     def close(self) -> None:
@@ -80,6 +82,8 @@ def did(scenario: Callable[[OneWrite, Wire], Coroutine[Any, Any, None]]) -> list
         pytest.param([HEAD, b"body"], [HEAD + b"body"], id="a head and a small body"),
         pytest.param([HEAD, LARGE], [HEAD, LARGE], id="a head and a large body"),
         pytest.param([HEAD, bytearray(b"body")], [HEAD, bytearray(b"body")], id="other kinds of bytes"),
+        pytest.param([bytearray(HEAD), b"x"], [HEAD, b"x"], id="a piece of other bytes, which may change"),
+        pytest.param([memoryview(HEAD), b"x"], [HEAD, b"x"], id="a piece that is a view"),
         pytest.param([HEAD, b"one", b"two"], [HEAD + b"one", b"two"], id="a head and two pieces"),
         pytest.param([b"piece", b"HTTP"], [b"piece", b"HTTP"], id="pieces"),
         pytest.param([HEAD, HEAD, b"body"], [HEAD + HEAD, b"body"], id="heads of two replies"),
@@ -121,10 +125,22 @@ def test_end_of_the_connection_comes_after_what_is_held(end: str, sent: list[obj
     assert did(scenario) == sent
 
 
-def test_head_that_is_held_when_the_connection_breaks_is_dropped() -> None:
+def test_head_that_is_held_while_the_connection_is_closing_is_sent_before_its_body() -> None:
     async def scenario(transport: OneWrite, wire: Wire) -> None:
         transport.write(HEAD)
+        # A caller's half-close, while a reply before this one is still being sent.
         wire.closing = True
+        await asyncio.sleep(0)
+        transport.write(b"body")
+
+    assert did(scenario) == [HEAD, b"body"]
+
+
+def test_head_that_is_held_when_the_connection_breaks_is_dropped() -> None:
+    async def scenario(transport: OneWrite, wire: Wire) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: wire.did.append(context))
+        transport.write(HEAD)
+        wire.closing = wire.closed = True
         await asyncio.sleep(0)
 
     assert did(scenario) == []

@@ -31,8 +31,10 @@ from gym_gunicorn.figures import ACTIVE, BROKEN, BUSY, CONNECTIONS, FORWARDED, G
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.placement import Room
 from gym_gunicorn.private import PrivateApp
+from gym_gunicorn.problems import SERVER_STOPPING
 from gym_gunicorn.settings import Settings, Way
 from gym_gunicorn.sockets import bind_private_socket, socket_path
+from gym_gunicorn.stopping import AnswerCancelled
 from tests.difference.process import WorkerProcess, worker_process
 from tests.sessions import owner_in
 from tests.workers import Worker, running, socket_directory, until
@@ -556,7 +558,7 @@ async def without_links(pair: Placing, app: App) -> AsyncIterator[str]:
     """A worker of another release, which speaks HTTP alone; its owner ID."""
     owner_id = new_owner_id()
     listener = bind_private_socket(socket_path(pair.directory, owner_id), 128)
-    private = PrivateApp(app.asgi, owner_id=owner_id)
+    private = PrivateApp(AnswerCancelled(app.asgi, SERVER_STOPPING), owner_id=owner_id)
     server = Server(Config(private, log_config=None, lifespan="off", ws="none"))
     # pytest's own handlers stay.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

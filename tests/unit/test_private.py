@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_gunicorn import wire
 from gym_gunicorn.private import EXCHANGE, PrivateApp
+from gym_gunicorn.problems import SERVER_STOPPING
+from gym_gunicorn.stopping import AnswerCancelled
 
 OWNER = "0123456789ab"
 OTHER = "ba9876543210"
@@ -84,7 +86,7 @@ def test_frame_that_can_not_be_read_ends_the_websocket(
 
     async def scenario() -> None:
         async with asyncio.timeout(20):
-            await PrivateApp(app)(answering(scope(HEAD), send), receive, send)
+            await PrivateApp(AnswerCancelled(app, SERVER_STOPPING))(answering(scope(HEAD), send), receive, send)
 
     with caplog.at_level(logging.ERROR, logger="uvicorn.error"):
         asyncio.run(scenario())
@@ -107,7 +109,9 @@ def sent_for(scope: Scope, app: ASGIApp = no_app) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    asyncio.run(PrivateApp(app, owner_id=OWNER)(answering(scope, send), receive, send))
+    asyncio.run(
+        PrivateApp(AnswerCancelled(app, SERVER_STOPPING), owner_id=OWNER)(answering(scope, send), receive, send)
+    )
     return sent
 
 
