@@ -60,17 +60,19 @@ def growth(title: str, panels: Mapping[str, Sequence[Line]]) -> str:
     width, height, left, gap = 300.0, 200.0, 60.0, 80.0
     parts = [_text(10, 24, title, "title")]
     names = list(dict.fromkeys(line.title for lines in panels.values() for line in lines))
-    top = 70 + 18 * len(names)
+    above = 70 + 18 * len(names)
     for row, name in enumerate(names):
         y = 50 + 18 * row
         parts.append(_stroke(20, y - 4, 44, y - 4, _COLOURS[row % len(_COLOURS)], 3))
         parts.append(_text(52, y, name))
-    for column, (panel, lines) in enumerate(panels.items()):
-        x0 = left + column * (width + gap)
+    # Two side by side, as wide as a page.
+    for position, (panel, lines) in enumerate(panels.items()):
+        x0 = left + position % 2 * (width + gap)
+        top = above + position // 2 * (height + gap)
         numbers = sorted({number for line in lines for number, _ in line.points})
         highest = max((found.high for line in lines for _, found in line.points), default=1.0) * 1.05
 
-        def y_of(value: float, highest: float = highest) -> float:
+        def y_of(value: float, highest: float = highest, top: float = top) -> float:
             return top + 20 + height - height * value / highest
 
         # A step for each number: they are far apart, and each about as interesting as the next.
@@ -83,7 +85,7 @@ def growth(title: str, panels: Mapping[str, Sequence[Line]]) -> str:
                 _text(x0 - 6, y_of(value) + 4, f"{value:,.3g}" if value < 100 else f"{value:,.0f}", "small", "end")
             )
         for number in numbers:
-            parts.append(_text(place[number], top + 38 + height, f"{number:,g}", "small", "middle"))
+            parts.append(_text(place[number], top + 38 + height, f"{number:,.0f}", "small", "middle"))
         for line in lines:
             colour = _COLOURS[names.index(line.title) % len(_COLOURS)]
             points = " ".join(f"{place[number]:.1f},{y_of(found.median):.1f}" for number, found in line.points)
@@ -92,7 +94,7 @@ def growth(title: str, panels: Mapping[str, Sequence[Line]]) -> str:
                 at = place[number]
                 parts.append(_stroke(at, y_of(found.low), at, y_of(found.high), colour, 3))
                 parts.append(f'<circle cx="{at:.1f}" cy="{y_of(found.median):.1f}" r="4" fill="{colour}"/>')
-    return _svg(left + len(panels) * (width + gap), top + height + 60, parts)
+    return _svg(left + min(len(panels), 2) * (width + gap), above + (len(panels) + 1) // 2 * (height + gap), parts)
 
 
 def _svg(width: float, height: float, parts: Sequence[str]) -> str:
