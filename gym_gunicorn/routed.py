@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gym_gunicorn.carriers import SessionCookie, SessionToken
 from gym_gunicorn.discovery import Declaration, find_cors, find_declaration, find_sessions, session_middleware
-from gym_gunicorn.errors import ForwardError, Gone
+from gym_gunicorn.errors import Gone
 from gym_gunicorn.figures import SECRET, STATE, STOPPING, Figures
 from gym_gunicorn.fingerprint import fingerprint
 from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
@@ -22,7 +22,7 @@ from gym_gunicorn.operators import Answer, OperatorPaths, health, metrics
 from gym_gunicorn.placement import Placement, Policy, balanced
 from gym_gunicorn.private import PrivateApp
 from gym_gunicorn.private_server import PrivateServer
-from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE
+from gym_gunicorn.problems import SERVER_STOPPING, SESSION_GONE, Problem
 from gym_gunicorn.router import PROBLEMS, Placed, SessionRouter, is_below
 from gym_gunicorn.settings import Settings, Way
 from gym_gunicorn.sockets import bind_private_socket, socket_path
@@ -119,10 +119,12 @@ def route(
             gone = gone.with_header(b"set-cookie", _expired_cookie(middleware))
         problems[Gone] = gone
     around = find_cors(app)
-    answered: dict[type[ForwardError], ASGIApp] = dict(problems)
-    if tokens.token_header is not None:
-        for kind, problem in problems.items():
-            answered[kind] = _below(tokens.token_path, problem.as_json_rpc(), problem)
+
+    def answering(problem: Problem) -> ASGIApp:
+        if tokens.token_header is None:
+            return around(problem)
+        return around(_below(tokens.token_path, problem.as_json_rpc(), problem))
+
     forwarder = _WAYS[settings.forwarder](directory, settings.max_forwards, figures)
     policy = settings.placement if callable(settings.placement) else _POLICIES[settings.placement]
     router = SessionRouter(
@@ -132,15 +134,12 @@ def route(
         forwarder=forwarder,
         log=log,
         local_paths=settings.local_paths,
-        problems={kind: around(answer) for kind, answer in answered.items()},
+        problems={kind: answering(problem) for kind, problem in problems.items()},
         figures=figures,
         placement=None if policy is None else Placement(owner_id, directory, figures, policy),
         placement_paths=settings.placement_paths,
     )
-    stopping: ASGIApp = SERVER_STOPPING
-    if tokens.token_header is not None:
-        stopping = _below(tokens.token_path, SERVER_STOPPING.as_json_rpc(), SERVER_STOPPING)
-    stopping = around(stopping)
+    stopping = answering(SERVER_STOPPING)
     # Within what makes the caller's scope: the CORS fields are for its Origin.
     private_app = PrivateApp(AnswerCancelled(app, stopping), figures, owner_id)
     answers: dict[str, Answer] = {}
