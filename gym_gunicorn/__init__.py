@@ -4,8 +4,8 @@ Each session's requests reach the worker that holds it. See README.md.
 """
 
 from gym_gunicorn.disconnect import CancelOnDisconnect
-from gym_gunicorn.routing import SessionRouting
-from gym_gunicorn.stamp import SessionStamp, session_owner
-from gym_gunicorn.worker import RoutingWorker
+from gym_gunicorn.lifecycle.hooks import SessionRouting
+from gym_gunicorn.lifecycle.worker import RoutingWorker
+from gym_gunicorn.sessions.stamp import SessionStamp, session_owner
 
 __all__ = ["CancelOnDisconnect", "RoutingWorker", "SessionRouting", "SessionStamp", "session_owner"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from gym_gunicorn.routing import SessionRouting
+from gym_gunicorn.lifecycle.hooks import SessionRouting
 
 __all__ = ["worker_class", "workers", *SessionRouting.HOOKS]
 

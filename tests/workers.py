@@ -21,9 +21,9 @@ from typing import Any
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 
+from gym_gunicorn.lifecycle.public_server import RoutedServer
 from gym_gunicorn.owner import new_owner_id
-from gym_gunicorn.routed import Routed, route
-from gym_gunicorn.server import RoutedServer
+from gym_gunicorn.routing.routed_app import Routed, route
 from gym_gunicorn.settings import Settings
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itsdangerous import BadData, TimestampSigner, URLSafeSerializer
 from itsdangerous.encoding import base64_decode, bytes_to_int
 
-from gym_gunicorn.carriers import TOKEN_OWNER_KEY
 from gym_gunicorn.owner import is_owner_id, owner_in
+from gym_gunicorn.sessions.carriers import TOKEN_OWNER_KEY
 
 # Between cookies of a field, fields of a line, and the columns of a cookie jar.
 _BETWEEN = re.compile(r"[\s;,]+")

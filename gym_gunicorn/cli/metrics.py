@@ -11,7 +11,7 @@ from gym_gunicorn.cli.status import not_found
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the metrics of the one server there is; return 1 where there is none, and 2 where there are several."""
-    from gym_gunicorn.metrics import render
+    from gym_gunicorn.metrics.prometheus import render
 
     where = Where(arguments.sockets, arguments.pid)
     servers = find(where)

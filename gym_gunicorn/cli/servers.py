@@ -10,11 +10,11 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gym_gunicorn import about
 from gym_gunicorn.cli.processes import Process, open_paths, process
-from gym_gunicorn.directory import PREFIX
-from gym_gunicorn.figures import SUFFIX as FIGURES
-from gym_gunicorn.figures import Reading, read_all, sums
+from gym_gunicorn.lifecycle import arbiter_record
+from gym_gunicorn.lifecycle.socket_directory import PREFIX
+from gym_gunicorn.metrics.values import SUFFIX as FIGURES
+from gym_gunicorn.metrics.values import Reading, read_all, sums
 from gym_gunicorn.owner import is_owner_id
 from gym_gunicorn.settings import Settings
 
@@ -197,7 +197,7 @@ def _worker(reading: Reading) -> Worker:
 
 def _arbiters(path: str, directory: int, names: list[str]) -> Iterator[RunningArbiter]:
     """Yield the arbiters that live, the oldest first."""
-    found = [_arbiter(path, directory, name) for name in names if name.endswith(about.SUFFIX)]
+    found = [_arbiter(path, directory, name) for name in names if name.endswith(arbiter_record.SUFFIX)]
     yield from sorted(
         (arbiter for arbiter in found if arbiter is not None),
         key=lambda arbiter: (arbiter.process.start, arbiter.process.pid),
@@ -205,7 +205,7 @@ def _arbiters(path: str, directory: int, names: list[str]) -> Iterator[RunningAr
 
 
 def _arbiter(path: str, directory: int, name: str) -> RunningArbiter | None:
-    stem = name.removesuffix(about.SUFFIX)
+    stem = name.removesuffix(arbiter_record.SUFFIX)
     if not (stem.isascii() and stem.isdecimal() and len(stem) < 20):
         return None
     running = process(int(stem))

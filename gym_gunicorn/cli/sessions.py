@@ -12,8 +12,8 @@ from gym_gunicorn.cli.decoding import Decoded, decode
 from gym_gunicorn.cli.servers import Server, Where, Worker, find
 from gym_gunicorn.cli.status import not_found
 from gym_gunicorn.cli.words import duration, several
+from gym_gunicorn.forwarding.sockets import socket_path
 from gym_gunicorn.settings import Settings
-from gym_gunicorn.sockets import socket_path
 
 _MOST_BYTES = 1024 * 1024
 

@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.routing import Route
 
-from gym_gunicorn.discovery import Declaration
 from gym_gunicorn.gym.server import GymServer, Handler
 from gym_gunicorn.gym.tokens import SessionTokens
 from gym_gunicorn.gym.tools_over_mcp import ToolsOverMCP
-from gym_gunicorn.stamp import session_owner
+from gym_gunicorn.sessions.discovery import Declaration
+from gym_gunicorn.sessions.stamp import session_owner
 
 M = TypeVar("M", bound=Callable[..., Any])
 

@@ -19,7 +19,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_gunicorn.discovery import Declaration
+from gym_gunicorn.sessions.discovery import Declaration
 
 
 class GymServer:

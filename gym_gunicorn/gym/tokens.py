@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itsdangerous import URLSafeSerializer
 from itsdangerous.exc import BadData
 
-from gym_gunicorn.carriers import TOKEN_OWNER_KEY
+from gym_gunicorn.sessions.carriers import TOKEN_OWNER_KEY
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ import uvloop
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gym_gunicorn.forwarder import AiohttpForwarder, Forwarder
-from gym_gunicorn.framed import FramedForwarder
-from gym_gunicorn.link_server import LinkServer
+from gym_gunicorn.forwarding.forwarder import Forwarder
+from gym_gunicorn.forwarding.http.forwarder import AiohttpForwarder
+from gym_gunicorn.forwarding.links.forwarder import FramedForwarder
+from gym_gunicorn.forwarding.links.server import LinkServer
 from tests.workers import Worker, running, socket_directory, until
 
 FORWARDERS: Mapping[str, Callable[[str, int], Forwarder]] = {"aiohttp": AiohttpForwarder, "framed": FramedForwarder}

@@ -13,8 +13,10 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gym_gunicorn import http_peer, link_peer, private_server
-from gym_gunicorn.link_server import LinkServer
+from gym_gunicorn.forwarding.http import peer as http_peer
+from gym_gunicorn.forwarding.links import peer as link_peer
+from gym_gunicorn.forwarding.links.server import LinkServer
+from gym_gunicorn.forwarding.private import server as private_server
 from tests.difference.exchange import (
     BOTH_PROTOCOLS,
     Case,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gym_gunicorn import wire
+from gym_gunicorn.forwarding import wire
 from tests.difference.exchange import (
     COOKIE,
     FORWARDERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gym_gunicorn.figures import read_all
+from gym_gunicorn.metrics.values import read_all
 from tests.e2e.calls import (
     Journal,
     Session,
@@ -29,7 +29,7 @@ from tests.gunicorn_server import CONFIG, GunicornServer, errors, gunicorn_serve
 PATHS = CONFIG.replace("directory=", 'health_path="/health", metrics_path="/metrics", directory=')
 
 # Idle connections stay open for as long as a test wants while a worker stops.
-LINGERING = PATHS + "import gym_gunicorn.server\n\ngym_gunicorn.server.LINGER = 600.0\n"
+LINGERING = PATHS + "from gym_gunicorn.lifecycle import public_server\n\npublic_server.LINGER = 600.0\n"
 
 
 @pytest.fixture

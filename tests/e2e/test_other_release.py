@@ -18,8 +18,9 @@ APP = "tests.e2e.apps.streams:app"
 
 # Before anything has begun a link.
 OTHER = """
-import gym_gunicorn.frames, gym_gunicorn.link, gym_gunicorn.link_server
-for module in (gym_gunicorn.frames, gym_gunicorn.link, gym_gunicorn.link_server):
+from gym_gunicorn.forwarding.links import frames, link, server
+
+for module in (frames, link, server):
     module.PREFACE = b"\\0gym-gunicorn link 2\\r\\n"
 """
 

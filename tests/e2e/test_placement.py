@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from gym_gunicorn.figures import read_all
+from gym_gunicorn.metrics.values import read_all
 from tests.e2e.calls import Session, ask, connection_to, count, owner_of, probe_server, stopped
 from tests.faults.players import rounds
 from tests.faults.scenario import SECONDS, scenario
@@ -21,8 +21,12 @@ BALANCED = CONFIG.replace("SessionRouting(", 'SessionRouting(placement="balanced
 
 # What the policy does is to be seen, and not how busy the machine is: how late a loop is and how long ago
 # a session was made are left out.
-TIMELESS = BALANCED + "import gym_gunicorn.placement\n\ngym_gunicorn.placement.LAGGING = 1e9\n"
-TIMELESS += "gym_gunicorn.placement.LATELY = 1e9\n"
+TIMELESS = f"""{BALANCED}
+from gym_gunicorn import placement
+from gym_gunicorn.routing import balancer
+
+placement.LAGGING = balancer.LATELY = 1e9
+"""
 
 
 def serving(server: GunicornServer) -> set[str]:

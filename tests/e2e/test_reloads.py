@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gym_gunicorn.server import LINGER
+from gym_gunicorn.lifecycle.public_server import LINGER
 from tests.e2e.calls import (
     PROBE,
     Journal,

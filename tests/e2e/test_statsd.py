@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gym_gunicorn.figures import read_all, sums
+from gym_gunicorn.metrics.values import read_all, sums
 from tests.e2e.calls import Journal, connection_to, count, probe_server, session_at, status
 from tests.gunicorn_server import GunicornServer, children, is_alive, until
 

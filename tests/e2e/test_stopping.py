@@ -45,7 +45,7 @@ def post_worker_init(worker):
 )
 
 # A caller that is slow itself finds its idle connection open.
-LINGERING = CONFIG + "import gym_gunicorn.server\n\ngym_gunicorn.server.LINGER = 600.0\n"
+LINGERING = CONFIG + "from gym_gunicorn.lifecycle import public_server\n\npublic_server.LINGER = 600.0\n"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_gunicorn.figures import read_all
+from gym_gunicorn.metrics.values import read_all
 from tests.e2e.calls import (
     PROBE,
     Journal,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gym_gunicorn.server import LINGER
+from gym_gunicorn.lifecycle.public_server import LINGER
 from tests.faults.files import is_served
 from tests.faults.tally import Tally
 from tests.gunicorn_server import until

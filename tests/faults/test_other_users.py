@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_gunicorn import wire
+from gym_gunicorn.forwarding import wire
 from tests.e2e.calls import Session, ask, connection_to, count, session_at
 from tests.e2e.launching import ANOTHER_UID, hang_up, needs
 from tests.e2e.test_users import as_user

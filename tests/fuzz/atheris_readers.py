@@ -27,7 +27,7 @@ with atheris.instrument_imports(
     import msgspec
     from starlette.types import Scope
 
-    from gym_gunicorn import wire
+    from gym_gunicorn.forwarding import wire
     from tests.fuzz import properties
     from tests.fuzz.oracle import Fields
 

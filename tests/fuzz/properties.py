@@ -12,8 +12,8 @@ from itertools import pairwise
 from itsdangerous import TimestampSigner, URLSafeSerializer
 from starlette.types import Message, Scope
 
-from gym_gunicorn import wire
-from gym_gunicorn.carriers import Carried, SessionCookie, SessionToken
+from gym_gunicorn.forwarding import wire
+from gym_gunicorn.sessions.carriers import Carried, SessionCookie, SessionToken
 from tests.fuzz.oracle import ABSENT, Fields, has_form_of_an_owner_id, owner_of_cookie, owner_of_token
 
 SECRET = "a secret of the fuzzers"

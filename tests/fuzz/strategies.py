@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
-from gym_gunicorn import wire
+from gym_gunicorn.forwarding import wire
 from tests.fuzz.properties import HEADER, KEY, NAME, NOW, SERIALIZER, SESSION_ID_KEY, stopped_signer
 from tests.hostile.forging import NO_OWNER_IDS
 

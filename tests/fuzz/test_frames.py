@@ -18,11 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from gym_gunicorn import frames, peer, wire
-from gym_gunicorn.errors import Broken, Busy, ForwardError, Gone, Truncated
-from gym_gunicorn.figures import CONNECTIONS
-from gym_gunicorn.framed import FramedForwarder
-from gym_gunicorn.frames import (
+from gym_gunicorn.forwarding import peer, wire
+from gym_gunicorn.forwarding.cancelled import AnswerCancelled
+from gym_gunicorn.forwarding.errors import Broken, Busy, ForwardError, Gone, Truncated
+from gym_gunicorn.forwarding.links import frames
+from gym_gunicorn.forwarding.links.forwarder import FramedForwarder
+from gym_gunicorn.forwarding.links.frames import (
     BODILESS,
     BODY,
     END,
@@ -37,11 +38,11 @@ from gym_gunicorn.frames import (
     frame,
     greeting,
 )
-from gym_gunicorn.link_server import LinkOrHttp, LinkServer
-from gym_gunicorn.private import PrivateApp
+from gym_gunicorn.forwarding.links.server import LinkOrHttp, LinkServer
+from gym_gunicorn.forwarding.private.app import PrivateApp
+from gym_gunicorn.forwarding.sockets import bind_private_socket, socket_path
+from gym_gunicorn.metrics.values import CONNECTIONS
 from gym_gunicorn.problems import SERVER_STOPPING
-from gym_gunicorn.sockets import bind_private_socket, socket_path
-from gym_gunicorn.stopping import AnswerCancelled
 from tests.fuzz.strategies import CUTS, HEADS, REPLY_HEADS, fuzzed
 from tests.workers import socket_directory, until
 

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from itsdangerous import TimestampSigner, URLSafeSerializer
 from starlette.types import Message, Receive, Scope, Send
 
-from gym_gunicorn.carriers import SessionCookie, SessionToken
-from gym_gunicorn.forwarder import AiohttpForwarder
-from gym_gunicorn.router import Placed, SessionRouter
+from gym_gunicorn.forwarding.http.forwarder import AiohttpForwarder
+from gym_gunicorn.routing.router import Placed, SessionRouter
+from gym_gunicorn.sessions.carriers import SessionCookie, SessionToken
 from tests.fuzz.oracle import has_form_of_an_owner_id
 from tests.fuzz.strategies import OWNERS, fuzzed
 from tests.hostile.forging import NO_OWNER_IDS

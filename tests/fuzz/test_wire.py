@@ -6,7 +6,7 @@ from hypothesis import example, find, given
 from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
-from gym_gunicorn import wire
+from gym_gunicorn.forwarding import wire
 from tests.fuzz import properties
 from tests.fuzz.strategies import (
     CUTS,

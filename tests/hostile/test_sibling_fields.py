@@ -8,7 +8,7 @@ import base64
 import pytest
 from starlette.types import Scope
 
-from gym_gunicorn import wire
+from gym_gunicorn.forwarding import wire
 from tests.hostile.forging import session_cookie
 from tests.hostile.pair import Pair, of, pair, send
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gym_gunicorn.sockets import is_readable
+from gym_gunicorn.forwarding.sockets import is_readable
 from tests.difference.exchange import COOKIE, Pair, request
 from tests.hostile.verdicts import echoing_pair, verdict, victims_are_answered
 

@@ -15,11 +15,11 @@ from gunicorn.instrument.statsd import Statsd
 from prometheus_client.parser import text_string_to_metric_families
 
 import gym_gunicorn
-from gym_gunicorn.figures import Figures
-from gym_gunicorn.metrics import render
+from gym_gunicorn.metrics.prometheus import render
+from gym_gunicorn.metrics.statsd import report
+from gym_gunicorn.metrics.titles import master_title, worker_title
+from gym_gunicorn.metrics.values import Figures
 from gym_gunicorn.settings import Settings, documented
-from gym_gunicorn.statsd import report
-from gym_gunicorn.titles import master_title, worker_title
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = {name: (ROOT / name).read_text() for name in ("README.md", "SECURITY.md", "CHANGELOG.md")}

@@ -21,7 +21,7 @@ def test_files_and_names_that_it_speaks_of_are_there() -> None:
     root = Path(__file__).resolve().parents[2]
     for script in set(re.findall(r"scripts/\w+", README)):
         assert (root / script).is_file(), script
-    for module in re.findall(r"`(\w+\.py)`", README):
-        assert (root / "gym_gunicorn" / module).is_file() or (root / module).is_file(), module
+    for module in re.findall(r"`([\w/]+(?:\.py|/))`", README):
+        assert (root / "gym_gunicorn" / module).exists() or (root / module).exists(), module
     for name in re.findall(r"gym_gunicorn\.([A-Z]\w+)", README):
         assert hasattr(gym_gunicorn, name), name

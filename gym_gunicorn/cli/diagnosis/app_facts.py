@@ -12,8 +12,8 @@ from starlette.routing import Host, Mount, Router, WebSocketRoute
 from starlette.types import ASGIApp
 
 from gym_gunicorn.cli.diagnosis.facts import App, Cookie
-from gym_gunicorn.discovery import find_declaration, find_sessions
-from gym_gunicorn.fingerprint import fingerprint
+from gym_gunicorn.sessions.discovery import find_declaration, find_sessions
+from gym_gunicorn.sessions.fingerprint import fingerprint
 
 # Of examples and of things left to be filled in, in lower case without what stands between words.
 _DEFAULTS = frozenset(

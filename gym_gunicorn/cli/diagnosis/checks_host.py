@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gym_gunicorn.cli.diagnosis.facts import App, Configuration, Folder, Host
 from gym_gunicorn.cli.diagnosis.findings import Finding
-from gym_gunicorn.sockets import MAX_PATH
+from gym_gunicorn.forwarding.sockets import MAX_PATH
 
 _ANOTHER_FOLDER = "Set SessionRouting(directory=...) to a folder"
 

@@ -12,8 +12,8 @@ from typing import Any
 from gunicorn.config import Config
 
 from gym_gunicorn.cli.diagnosis.facts import HookUse
-from gym_gunicorn.hooks import HOOKS
-from gym_gunicorn.routing import SessionRouting
+from gym_gunicorn.lifecycle.configuration import HOOKS
+from gym_gunicorn.lifecycle.hooks import SessionRouting
 
 # How many functions deep a hook is followed into what it calls.
 _DEPTH = 5

@@ -16,10 +16,10 @@ from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
 from gym_gunicorn.cli.diagnosis.facts import Configuration, Folder, Host, Neighbour
 from gym_gunicorn.cli.diagnosis.versions import unsupported
 from gym_gunicorn.cli.servers import Where, find
-from gym_gunicorn.directory import PREFIX
+from gym_gunicorn.forwarding.sockets import socket_path
+from gym_gunicorn.lifecycle.socket_directory import PREFIX
 from gym_gunicorn.owner import new_owner_id
 from gym_gunicorn.settings import Settings
-from gym_gunicorn.sockets import socket_path
 
 
 def host_facts(configuration: Configuration) -> Host:

@@ -20,14 +20,14 @@ from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.config import Config
 from starlette.types import ASGIApp
 
-from gym_gunicorn.arbiter import placement_name
 from gym_gunicorn.cli.diagnosis.app_facts import app_facts, cookie_facts
 from gym_gunicorn.cli.diagnosis.facts import Configuration, Failure, Inspection, Routing
 from gym_gunicorn.cli.diagnosis.hook_calls import Hooks
 from gym_gunicorn.cli.diagnosis.scrub import environment_secrets, failure_of, mask_values
-from gym_gunicorn.discovery import session_middleware
-from gym_gunicorn.routing import SessionRouting
-from gym_gunicorn.worker import RoutingWorker
+from gym_gunicorn.lifecycle.arbiter import placement_name
+from gym_gunicorn.lifecycle.hooks import SessionRouting
+from gym_gunicorn.lifecycle.worker import RoutingWorker
+from gym_gunicorn.sessions.discovery import session_middleware
 
 
 class _Application(WSGIApplication):

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_gunicorn.discovery import Declaration
+from gym_gunicorn.sessions.discovery import Declaration
 
 _FORM = '{"script": [{"tool": "...", "arguments": {}}, ...], "say": "..."}'
 

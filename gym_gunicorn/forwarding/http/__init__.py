@@ -1,0 +1,1 @@
+"""The plain HTTP way to an owner, by aiohttp."""

@@ -1,0 +1,1 @@
+"""Links: framed connections that carry one exchange after another."""

@@ -1,0 +1,1 @@
+"""What workers count, and what is shown of it: titles, status, Prometheus, statsd."""
